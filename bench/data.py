@@ -41,6 +41,7 @@ def oasst(data: Path, most: int | None = None) -> list[Conversation]:
 
 
 def _paths(message: dict[str, Any], before: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts from a message to each of its last replies, after the texts `before`."""
     path = (*before, str(message["text"]))
     if not message["replies"]:
         yield path

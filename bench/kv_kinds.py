@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def main() -> None:
-    """Compile missing artifacts, and print a line per kind and model."""
+    """Measure quality or speed by KV cache type; compile missing artifacts; print a line per type and model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quality", "speed", "compile"])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
@@ -60,6 +60,7 @@ def main() -> None:
 
 
 def _artifact(model: str, kind: KVDType, options: argparse.Namespace) -> Artifact:
+    """Return a model compiled with a KV cache type, which is compiled once."""
     path = ROOT / ".cache" / "kv_kinds" / f"{model}-{kind}-{options.target}-{options.quantize}.radixlm"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -69,6 +70,7 @@ def _artifact(model: str, kind: KVDType, options: argparse.Namespace) -> Artifac
 
 
 def _quality(model: str, artifacts: dict[KVDType, Artifact], num_bytes: int) -> None:
+    """Print perplexity, and distance from f32, of each KV cache type, over the beginnings of three texts."""
     shakespeare = data_dir() / "prompts" / "tinyshakespeare.txt"
     paths = (shakespeare, ROOT / "docs" / "serving.md", ROOT / "tests" / "goldens" / "real_code.txt")
     texts = [path.read_bytes()[:num_bytes].decode(errors="ignore") for path in paths]
@@ -113,6 +115,7 @@ def _log_probabilities(logits: Floats) -> Floats:
 
 
 def _speed(model: str, artifacts: dict[KVDType, Artifact], rounds: int) -> None:
+    """Print tokens per second of prefill and decode for two KV cache types, and their ratio."""
     num_pages = -(-(PROMPT + REPLY) // PAGE_SIZE)
     runners = {kind: ModelRunner(artifact, num_pages=num_pages) for kind, artifact in artifacts.items()}
     ids = np.random.default_rng(1).integers(300, 5000, PROMPT + REPLY).astype(np.int32)

@@ -55,7 +55,7 @@ class CPUTime:
 
     @classmethod
     def now(cls) -> CPUTime:
-        """Query the system; children count once they have ended."""
+        """Return the CPU seconds so far of the whole machine, and of this process with the children that have ended."""
         user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
         own = os.times()
         all_s = (user + nice + system) / os.sysconf("SC_CLK_TCK")
@@ -69,6 +69,7 @@ class CPUTime:
 
 
 def _machine() -> str:
+    """Return the machine in words: cores, CPU, its instructions, cache and memory."""
     info = _cpuinfo()
     name = f"{info.get('model name', platform.machine())} (family {info.get('cpu family', '?')})"
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -77,6 +78,7 @@ def _machine() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
+    """Return the fields of the first core in /proc/cpuinfo; none if it cannot be read."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -105,6 +107,7 @@ def _command() -> str:
 
 
 def _version(package: str) -> str:
+    """Return the version of an installed package, or that it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

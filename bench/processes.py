@@ -127,6 +127,7 @@ def tree(pid: int) -> list[int]:
 
 
 def _bytes_of(pids: Sequence[int]) -> int:
+    """Return the bytes of memory of processes: what is their own, plus the largest share of mapped files."""
     own, files = 0, 0
     for pid in pids:
         try:

@@ -60,6 +60,7 @@ def measure(model: str, kv_dtype: KVDType) -> dict[str, Any]:
 
 
 def _smollm2(path: Path) -> Comparison:
+    """Compare a compiled SmolLM2 with transformers' logits of passages."""
     golden = SmolLM2Golden.load()
     with open_source("smollm2") as source:
         embedding = source.read("model.embed_tokens.weight").dequantize()
@@ -72,6 +73,7 @@ def _smollm2(path: Path) -> Comparison:
 
 
 def _real(model: str, path: Path) -> Comparison:
+    """Compare a compiled model with transformers' logits of prompts."""
     golden = RealGolden.load(model)
     runner = _runner(path, max(len(prompt.ids) for prompt in golden.prompts))
     return Comparison.joined(

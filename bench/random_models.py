@@ -177,6 +177,7 @@ def write_random_model(
 
 
 def _write_tensors(shape: AnyShape, file: BinaryIO) -> int:
+    """Write a safetensors file of random bfloat16, with norms of one; return the bytes of its tensors."""
     header: dict[str, object] = {}
     end = 0
     for name, dimensions in shape.tensors():

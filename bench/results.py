@@ -55,6 +55,7 @@ def _depth(value: Any) -> int:
 
 
 def _rounded(value: Any) -> Any:
+    """Return a value of JSON with all floats rounded to four digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, Mapping):

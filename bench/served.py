@@ -92,6 +92,11 @@ class ServedProcess(Closable):
         self._log.close()
 
     def _wait_until_ready(self, command: Sequence[str], within_s: float, path: str) -> None:
+        """Wait until the server answers at `path`.
+
+        Raises:
+            RuntimeError: it ended, or takes longer than `within_s` seconds.
+        """
         deadline = time.monotonic() + within_s
         while not _is_ready(self.port, path):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -131,6 +136,11 @@ class Client:
         self._connection.close()
 
     def _ask(self, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
+        """Send a request, and return its response; reconnect if the server closed the connection meanwhile.
+
+        Raises:
+            RuntimeError: its status is not 200.
+        """
         sock = self._connection.sock
         if sock is not None and select.select([sock], [], [], 0)[0]:  # nothing is due but the end
             self._connection.close()
@@ -173,6 +183,7 @@ def _free_port() -> int:
 
 
 def _is_ready(port: int, path: str) -> bool:
+    """Return whether a server answers a GET request with 200."""
     client = Client(port)
     try:
         client.json("GET", path)

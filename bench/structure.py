@@ -59,6 +59,7 @@ def _loaded(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _targets(node: ast.AST, package: str) -> Iterator[str]:
+    """Yield the modules, and names in them, that an import statement may import, without `radixlm.`."""
     if isinstance(node, ast.Import):
         yield from (alias.name.removeprefix("radixlm.") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -96,6 +97,7 @@ def forwarding(files: dict[str, Path]) -> Iterator[tuple[str, str]]:
 
 
 def _forwards(method: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return whether a method only calls one method of an attribute, or returns one: `return self.a.b()`."""
     if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     body = method.body[1:] if ast.get_docstring(method) else method.body

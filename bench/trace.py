@@ -110,7 +110,7 @@ def lines_of(path: Path) -> int:
 @click.argument("artifact", type=click.Path(exists=True, path_type=Path))
 @click.option("--files", is_flag=True, help="List them, too.")
 def main(artifact: Path, files: bool) -> None:
-    """Print how many files and lines of radixlm each kind of request enters."""
+    """Print how many files and lines of radixlm each kind of request enters; with `files`, also list them."""
     trace = Trace()
     threading.setprofile(trace)
     greedy = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)

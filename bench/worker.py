@@ -92,6 +92,11 @@ class Worker(Closable):
         self._errors.close()
 
     def _reply(self) -> Any:
+        """Return the result of the worker's next reply.
+
+        Raises:
+            WorkerError: the call failed, or the process ended.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -102,6 +107,7 @@ class Worker(Closable):
         return reply["result"]
 
     def _last_words(self) -> str:
+        """Wait for the process to end, and return its exit status with the last line of its errors."""
         self._process.wait()
         self._errors.seek(0)
         words = self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]

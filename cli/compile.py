@@ -145,6 +145,8 @@ def command(
 
 
 def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[Progress], None]:
+    """Return a function that reports progress to the writer, and to the display if there is one."""
+
     def report(progress: Progress) -> None:
         teller(progress)
         if display is not None:
@@ -154,6 +156,7 @@ def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[
 
 
 def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
+    """Print what was compiled: as JSON, or warnings and the next command."""
     import msgspec
 
     if as_json:

@@ -30,7 +30,7 @@ FIGURES = (*figures.OF_AN_ENGINE, figures.START, figures.MEMORY)
 
 
 def main() -> None:
-    """Measure, print, write `results/engine.json`."""
+    """Measure the engine's figures on one artifact, print them, and write `results/engine.json`."""
     options = read_options(__doc__, "artifact", rounds=5)
     artifact = Artifact.open(options.artifact)
     target = find_target("native")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def share_of_limit(figure: Figure, value: float, artifact: Artifact, limits: Limits) -> float | None:
-    """Return the least time divided by the time taken, for figures whose work is known."""
+    """Return the least time at the machine's limits divided by the time taken; None if a figure's work is unknown."""
     if figure in figures.PREFILLS:
         num_tokens = figures.PREFILLS[figure]
         return prefill_work(artifact, num_tokens).least_s(limits) / (num_tokens / value)

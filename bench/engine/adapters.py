@@ -28,7 +28,7 @@ _TWO = ("q_proj.weight", "v_proj.weight")
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Time decode steps without room for LoRA adapters, and with 0 to 8 of them; print a table of times and ratios."""
     options = read_options(__doc__, "base", "room", rows=8, past=200, rounds=150)
     step = ("decode", options.rows, options.past)
     base, room = (ModelRunner(Artifact.open(path), num_pages=pages_of(*step)) for path in (options.base, options.room))

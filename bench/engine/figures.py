@@ -50,7 +50,9 @@ def _prefill(num_tokens: int) -> Measure:
     return lambda worker, prompts: num_tokens / float(worker.call("prefill", prompt=prompts.ids(num_tokens)))
 
 
-def _streams(num_streams: int) -> Measure:
+def _measure_streams(num_streams: int) -> Measure:
+    """Return a measurement: tokens per second of `num_streams` replies that a worker's engine decodes together."""
+
     def measure(worker: Worker, prompts: Prompts) -> float:
         batch = prompts.batch(num_streams, STREAM_PROMPT)
         return float(worker.call("streams", prompts=batch, num_tokens=STREAM_TOKENS))
@@ -70,9 +72,9 @@ PREFILLS: dict[Figure, int] = {PREFILL_128: 128, PREFILL_512: 512, PREFILL_2048:
 MEASURES: dict[Figure, Measure] = {
     DECODE: _decode,
     **{figure: _prefill(num_tokens) for figure, num_tokens in PREFILLS.items()},
-    STREAM_1: _streams(1),
-    STREAMS_8: _streams(8),
-    STREAMS_50: _streams(50),
+    STREAM_1: _measure_streams(1),
+    STREAMS_8: _measure_streams(8),
+    STREAMS_50: _measure_streams(50),
     CACHED_TTFT: _cached_ttft,
 }
 OF_AN_ENGINE = tuple(figure for figure in MEASURES if figure is not STREAM_1)  # within a process it equals DECODE

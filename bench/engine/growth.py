@@ -39,7 +39,7 @@ class Point:
 
 
 def main() -> None:
-    """Measure, print, write `results/growth.json`."""
+    """Time decode steps and prefills by size, print them with the machine's limits, write `results/growth.json`."""
     options = read_options(__doc__, "artifact", runs=3)
     artifact = Artifact.open(options.artifact)
     vocab_size, context_length = artifact.manifest.model.vocab_size, artifact.manifest.context_length

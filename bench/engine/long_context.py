@@ -40,13 +40,13 @@ _PORTION = 256  # pages written at a time
 
 
 def main() -> None:
-    """Measure, print, write `results/long_context.json`, which keeps the last run of each artifact."""
+    """Measure prefill and decode after long contexts, print, and write `results/long_context.json`."""
     options = read_options(__doc__, "artifact", "directory", tokens=100_000, rounds=3)
     artifact = Artifact.open(options.artifact)
     parts, page = measure_parts(artifact, options.rounds)
     options.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as store:
-        back = come_back(artifact, Path(store), options.tokens, page)
+        back = time_returning(artifact, Path(store), options.tokens, page)
     layout = artifact.manifest.kv
     figures = {"num_tokens": options.tokens, "token_bytes": layout.page_bytes // PAGE_SIZE, "parts": parts, **back}
     computed_s = computed_seconds(parts, options.tokens)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measure_parts(artifact: Artifact, rounds: int) -> tuple[list[dict[str, float]], UInt8Array]:
-    """Return the seconds of a part and of a decode step by context, as medians; and a page of real KV."""
+    """Return the median seconds of a prefill of `PART` tokens and a decode step, by context; and a page of real KV."""
     most = artifact.manifest.context_length
     contexts = [context for context in CONTEXTS if context + PART + DECODED <= most]
     num_pages = -(-most // PAGE_SIZE)
@@ -95,7 +95,9 @@ def computed_seconds(parts: Sequence[dict[str, float]], num_tokens: int) -> floa
     return float(num_tokens / PART * (fixed + slope * num_tokens / 2))
 
 
-def come_back(artifact: Artifact, directory: Path, num_tokens: int, page: UInt8Array) -> dict[str, dict[str, float]]:
+def time_returning(
+    artifact: Artifact, directory: Path, num_tokens: int, page: UInt8Array
+) -> dict[str, dict[str, float]]:
     """Return the seconds to first tokens of a conversation after a restart, of a second one, and of an edited one."""
     prompts = Prompts(2, artifact.manifest.model.vocab_size)
     talk = prompts.ids(num_tokens // PAGE_SIZE * PAGE_SIZE)
@@ -107,17 +109,17 @@ def come_back(artifact: Artifact, directory: Path, num_tokens: int, page: UInt8A
         return PageStore.open(directory, identity, max_bytes=2 * record_bytes * len(talk) // PAGE_SIZE)
 
     with open_store() as store:
-        for heads in _portions(identity, talk):
+        for heads in _key_batches(identity, talk):
             store.put(heads, np.repeat(page, len(heads), axis=0))
     drop_page_cache(directory)
     memory = int(2.5 * len(talk)) // PAGE_SIZE * identity.page_bytes
     with Engine(artifact, max_num_seqs=2, kv_cache_bytes=memory, store=open_store()) as engine:
-        restarted = _ask(engine, [*talk, *prompts.ids(QUESTION)])
-        second = _ask(engine, [*talk, *prompts.ids(QUESTION)])
-        return {"restarted": restarted, "second": second, "edited": _ask(engine, edited)}
+        restarted = _time_request(engine, [*talk, *prompts.ids(QUESTION)])
+        second = _time_request(engine, [*talk, *prompts.ids(QUESTION)])
+        return {"restarted": restarted, "second": second, "edited": _time_request(engine, edited)}
 
 
-def _portions(identity: StoreIdentity, token_ids: Sequence[int]) -> Iterator[list[PageKey]]:
+def _key_batches(identity: StoreIdentity, token_ids: Sequence[int]) -> Iterator[list[PageKey]]:
     """Yield the keys of a prompt's pages, some at a time."""
     heads, parent_key = list[PageKey](), NO_PARENT
     for at in range(0, len(token_ids), PAGE_SIZE):
@@ -128,7 +130,7 @@ def _portions(identity: StoreIdentity, token_ids: Sequence[int]) -> Iterator[lis
             heads = []
 
 
-def _ask(engine: Engine, prompt: list[int]) -> dict[str, float]:
+def _time_request(engine: Engine, prompt: list[int]) -> dict[str, float]:
     """Return the seconds to the first token, tokens/s after that, and where the prompt's tokens came from."""
     completion = engine.generate(prompt, SamplingParams(max_tokens=REPLY, temperature=0, ignore_eos=True))
     usage, timings = completion.usage, completion.timings

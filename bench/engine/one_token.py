@@ -21,23 +21,30 @@ MAX_TOKENS = 1
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Time one-token requests, to an engine or by the `openai` package, as commands on standard input say."""
     kind, where = sys.argv[1:]
     if kind == "engine":
         from radixlm.runtime import Engine, SamplingParams
 
         with Engine(where) as engine:
             params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
-            _serve(lambda: engine.generate(PROMPT, params))
+            _serve_timings(lambda: engine.generate(PROMPT, params))
     else:
         import openai
 
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{where}/v1", api_key="none", max_retries=0)
         model = client.models.list().data[0].id
-        _serve(lambda: client.completions.create(model=model, prompt=PROMPT, max_tokens=MAX_TOKENS, temperature=0))
+        _serve_timings(
+            lambda: client.completions.create(model=model, prompt=PROMPT, max_tokens=MAX_TOKENS, temperature=0)
+        )
 
 
-def _serve(ask: Callable[[], object]) -> None:
+def _serve_timings(ask: Callable[[], object]) -> None:
+    """Answer commands on standard input with the seconds of each call of `ask`.
+
+    `one` calls it `count` times in a row, `together` does so for several clients at once.
+    """
+
     def one(count: int) -> list[float]:
         seconds = []
         for _ in range(count):

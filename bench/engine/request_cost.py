@@ -36,12 +36,12 @@ _WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
 
 
 def main() -> None:
-    """Measure, print, write `results/request_cost.json`."""
+    """Time one-token requests by each way to send them, print medians, write `results/request_cost.json`."""
     options = read_options(__doc__, "artifact", rounds=5, requests=10, openai=Path)  # requests: per way and round
     with ExitStack() as stack:
         server = stack.enter_context(ServedProcess([RADIXLM, "serve", str(options.artifact)]))
         engine = stack.enter_context(Worker("bench.engine.one_token", "engine", options.artifact))
-        asked = ways(server.port, engine, options.requests)
+        asked = request_timers(server.port, engine, options.requests)
         if options.openai:
             client = Worker("bench.engine.one_token", "openai", server.port, python=str(options.openai))
             stack.enter_context(client)
@@ -51,17 +51,20 @@ def main() -> None:
     publish("request_cost", {"requests": options.rounds * options.requests, "median_ms": medians})
 
 
-def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:
-    """Return functions that time `count` requests, of one client or of each of `NUM_TOGETHER`, by the way's name."""
+def request_timers(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:
+    """Return functions that time `count` requests, by the name of the way to send them.
+
+    They go to the engine or over HTTP, from one client, or from each of `NUM_TOGETHER` at once.
+    """
     asked: dict[str, Callable[[], list[float]]] = {
         "engine": lambda: engine.call("one", count=count),
-        "models": lambda: kept_open(port, "GET", "/v1/models", None, count),
-        "models, new connection": lambda: newly_opened(port, "GET", "/v1/models", None, count),
+        "models": lambda: time_one_connection(port, "GET", "/v1/models", None, count),
+        "models, new connection": lambda: time_new_connections(port, "GET", "/v1/models", None, count),
     }
     for name, stream in (("whole", False), ("stream", True)):
         body = json.dumps(_WHOLE | {"stream": stream})
-        asked[name] = lambda body=body: kept_open(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
-        asked[f"{name}, new connection"] = lambda body=body: newly_opened(  # type: ignore[misc]
+        asked[name] = lambda body=body: time_one_connection(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
+        asked[f"{name}, new connection"] = lambda body=body: time_new_connections(  # type: ignore[misc]
             port, "POST", "/v1/completions", body, count
         )
     asked["models, 8 at once"] = lambda: together(port, "GET", "/v1/models", "", count)
@@ -72,30 +75,30 @@ def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[f
     return asked
 
 
-def kept_open(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+def time_one_connection(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
     """Return the seconds of each of `count` requests on one connection, as SDKs send them."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    seconds = [seconds_of(lambda: _ask(connection, method, path, body)) for _ in range(count + 1)]
+    seconds = [seconds_of(lambda: _request(connection, method, path, body)) for _ in range(count + 1)]
     connection.close()
     return seconds[1:]  # the first opened the connection
 
 
-def newly_opened(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+def time_new_connections(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
     """Return the seconds of each of `count` requests with a new connection each."""
 
     def ask() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        _ask(connection, method, path, body)
+        _request(connection, method, path, body)
         connection.close()
 
     return [seconds_of(ask) for _ in range(count)]
 
 
 def together(port: int, method: str, path: str, body: str, count: int) -> list[float]:
-    """Return the seconds of each request of `NUM_TOGETHER` clients, with `count` requests each, all at once.
+    """Return the seconds of all requests of `NUM_TOGETHER` simultaneous HTTP clients, `count` each.
 
-    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of CPU time
-    from the server under test.
+    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of CPU time from
+    the server under test.
     """
     call = Call(method, path, body.encode(), {**_HEADERS, "host": "localhost"})
 
@@ -116,7 +119,12 @@ def together(port: int, method: str, path: str, body: str, count: int) -> list[f
     return asyncio.run(clients())
 
 
-def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
+def _request(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
+    """Send a request and read its response.
+
+    Raises:
+        RuntimeError: it is an error.
+    """
     connection.request(method, path, body, _HEADERS)
     response = connection.getresponse()
     _check(f"{method} {path}", response.status, response.read())

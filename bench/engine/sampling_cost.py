@@ -39,7 +39,7 @@ WAYS = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Time the sampling of a token by sampling parameters, and a step of the model; print a line for each."""
     options = read_options(__doc__, "artifact", rounds=20)
     runner = ModelRunner(Artifact.open(options.artifact, check_weights=False), num_pages=1)
     logits = runner.forward(_batch())

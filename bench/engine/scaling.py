@@ -121,7 +121,7 @@ class SplitRunner:
 
 
 def main() -> None:
-    """Measure, print, write `results/scaling.json`."""
+    """Estimate steps with more threads than the machine has, print, write `results/scaling.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--steps", nargs="+", default=STEPS, help="decode:B:P or prefill:N:P, as bench.kernels.forward")
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def measure_scaling(artifact: Artifact, steps: Sequence[str], threads: Sequence[int], runs: int) -> list[Scaling]:
-    """Measure each step split for one thread, and for each of `threads`."""
+    """Return the seconds of each step, with its kernels split for one thread, and for each number of `threads`."""
     parsed = [(step, kind, int(count), int(past)) for step in steps for kind, count, past in (step.split(":"),)]
     runner = SplitRunner(artifact, max(pages_of(kind, count, past) for _, kind, count, past in parsed))
     vocab_size = artifact.manifest.model.vocab_size

@@ -26,7 +26,7 @@ class RadixLM(EngineTimer):
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Run an engine, and answer commands on standard input with measured times, until it ends."""
     with Engine(sys.argv[1]) as engine:
         radixlm = RadixLM(engine)
         serve({name: getattr(radixlm, name) for name in ("prefill", "decode", "streams", "resume")})

@@ -55,11 +55,12 @@ class Crowd:
         self._random = random.Random(self.seed)
         self._deadline = time.monotonic() + self.seconds
         watching = asyncio.create_task(self._watch_health())
-        await asyncio.gather(*(self._client(number) for number in range(self.num_streams)))
+        await asyncio.gather(*(self._run_client(number) for number in range(self.num_streams)))
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
-    async def _client(self, number: int) -> None:
+    async def _run_client(self, number: int) -> None:
+        """Send one client's requests one after the other until the deadline; record faults and requests that hang."""
         stream = Stream(number, self.seed, self.facts)
         connection = Connection(self.port)
         while time.monotonic() < self._deadline:
@@ -70,10 +71,10 @@ class Crowd:
                     stream.add_reply(ask, reply.text, len(reply.prompt_token_ids) + len(reply.token_ids))
             except TimeoutError:
                 self.num_hung += 1
-                self._fault(ask, f"no end of it after {self.hang_s:g} s")
+                self._record_fault(ask, f"no end of it after {self.hang_s:g} s")
                 connection.drop()
             except (BrokenReply, ReplyError, OSError) as error:
-                self._fault(ask, f"{type(error).__name__}: {error}")
+                self._record_fault(ask, f"{type(error).__name__}: {error}")
                 connection.drop()
             await asyncio.sleep(stream.think_s())
         connection.drop()
@@ -93,7 +94,7 @@ class Crowd:
         start = time.perf_counter()
         head = await connection.ask(ask.call)
         if head.status == 429 and ask.statuses != {401}:  # a full queue precedes other errors, not that of a key
-            await self._come_back(connection, head)
+            await self._wait_to_retry(connection, head)
             return None
         if head.status not in ask.statuses:
             raise ReplyError(f"status {head.status}: {(await connection.body(head))[:300]!r}")
@@ -117,7 +118,7 @@ class Crowd:
         self.answered[ask.kind] += 1
         for reply in replies if ask.is_repeatable else ():
             if reply.prompt_token_ids:  # a response that is no stream has those of its first choice only
-                self._keep(Survivor.of(ask, reply))
+                self._sample_survivor(Survivor.of(ask, reply))
         return replies[0]
 
     async def _read_stream(
@@ -147,28 +148,30 @@ class Crowd:
         connection.drop()
         self.left[ask.ending] += 1
 
-    async def _come_back(self, connection: Connection, head: Head) -> None:
-        """Wait as long as the response says, which it must, because the queue is full."""
+    async def _wait_to_retry(self, connection: Connection, head: Head) -> None:
+        """Check the refusal of a full queue (429), which must say when to retry, and wait for a moment."""
         _check_error(await connection.body(head))
         if not head.headers.get("retry-after", "").isdigit():
             raise ReplyError(f"status 429 without a number of seconds in Retry-After: {head.headers}")
         self.refused["429 queue full"] += 1
         await asyncio.sleep(self._random.random())
 
-    def _keep(self, survivor: Survivor) -> None:
-        """Draw `num_kept` of all survivors, each with the same probability."""
+    def _sample_survivor(self, survivor: Survivor) -> None:
+        """Keep a random sample of `num_kept` survivors, in which each one so far is with the same probability."""
         self.num_repeatable += 1
         if len(self.survivors) < self.num_kept:
             self.survivors.append(survivor)
         elif (place := self._random.randrange(self.num_repeatable)) < self.num_kept:
             self.survivors[place] = survivor
 
-    def _fault(self, ask: Ask, what: str) -> None:
+    def _record_fault(self, ask: Ask, what: str) -> None:
+        """Count a response that is not as it should be, and keep the first messages."""
         self.num_faults += 1
         if len(self.faults) < MAX_FAULTS_TOLD:
             self.faults.append(f"{ask.kind} ({ask.ending}): {what}")
 
     async def _watch_health(self) -> None:
+        """Request `/health` again and again until cancelled; record its times, and failures as faults."""
         connection = Connection(self.port)
         while True:
             start = time.perf_counter()
@@ -213,7 +216,7 @@ def run(facts: Mapping[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def _check_error(body: bytes) -> None:
-    """Check that a refusal has OpenAI's shape."""
+    """Raise ReplyError unless the body of a refusal has OpenAI's shape of an error."""
     error = json.loads(body)["error"]
     if not (isinstance(error["message"], str) and error["message"] and isinstance(error["type"], str)):
         raise ReplyError(f"an error of another shape: {body[:300]!r}")

@@ -71,21 +71,27 @@ class Crowd:
     async def run(self) -> None:
         """Send every request; return when the last reply has ended, or took too long."""
         prompts = prompts_of(self.words, self.rung)
-        await asyncio.gather(*(self._stream(prompts) for _ in range(self.rung.num_streams)))
+        await asyncio.gather(*(self._run_client(prompts) for _ in range(self.rung.num_streams)))
 
-    async def _stream(self, prompts: Iterator[str]) -> None:
+    async def _run_client(self, prompts: Iterator[str]) -> None:
+        """Send chats one after the other on one connection, as long as there are prompts; record failures."""
         connection = Connection(self.port)
         for prompt in prompts:
             try:
-                await asyncio.wait_for(self._chat(connection, prompt), HANG_S)
+                await asyncio.wait_for(self._time_chat(connection, prompt), HANG_S)
             except (BrokenReply, ReplyError, OSError, TimeoutError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 connection.drop()
         connection.drop()
 
-    async def _chat(self, connection: Connection, prompt: str) -> None:
+    async def _time_chat(self, connection: Connection, prompt: str) -> None:
+        """Send one chat, and record its times to first token and between tokens, and its token counts.
+
+        Raises:
+            ReplyError: the reply is an error, or incomplete.
+        """
         start, last, reply = time.perf_counter(), None, Reply()
-        head = await connection.ask(_call(prompt, self.rung.num_reply_tokens))
+        head = await connection.ask(_chat_call(prompt, self.rung.num_reply_tokens))
         if head.status != 200:
             raise ReplyError(f"status {head.status}: {(await connection.body(head))[:300]!r}")
         async for event in connection.events(head):
@@ -104,7 +110,11 @@ class Crowd:
 
 
 def climb(artifact: Artifact, rung: Rung, options: Sequence[str]) -> dict[str, Any]:
-    """Measure one rung; `options` are further ones of `radixlm serve`."""
+    """Serve chats of one rung, a number of concurrent clients, by a fresh server; return its times, rates and failures.
+
+    Args:
+        options: further options of `radixlm serve`.
+    """
     half_a_page = artifact.manifest.kv.page_bytes / 2  # so that no rounding loses a page
     gb = (kv_cache_bytes(artifact, rung.pool_tokens // PAGE_SIZE) + half_a_page) / 1e9
     command = [RADIXLM, "serve", str(artifact.path), "--kv-cache-gb", str(gb), *options]
@@ -152,7 +162,8 @@ def words_of(artifact: Artifact) -> list[str]:
     return sorted({word[1] for word in found if word})
 
 
-def _call(prompt: str, num_tokens: int) -> Call:
+def _chat_call(prompt: str, num_tokens: int) -> Call:
+    """Return the HTTP call of a streamed chat with one message, whose reply has exactly `num_tokens` tokens."""
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": num_tokens,
@@ -163,7 +174,7 @@ def _call(prompt: str, num_tokens: int) -> Call:
 
 
 def main() -> None:
-    """Measure, print, and write `results/ladder.json`, which keeps the last run of each model and admission."""
+    """Measure the server with more and more clients (rungs), print, and write `results/ladder.json`."""
     options = read_options(__doc__, "artifact", admission=str)  # as `radixlm serve` expects it
     artifact = Artifact.open(options.artifact)
     more = ("--admission", options.admission) if options.admission else ()

@@ -81,15 +81,19 @@ class Stream:
     def next(self) -> Ask:
         """Return the next request."""
         if self._random.random() < self._bad_share:
-            return self._bad()
+            return self._make_bad()
         if self._random.random() < 0.01:
-            return self._fills_context()
+            return self._make_context_filler()
         if not self._facts.is_chat or self._random.random() < 0.3:
-            return self._completion()
-        return self._chat()
+            return self._make_completion()
+        return self._make_chat()
 
     def add_reply(self, ask: Ask, text: str, num_tokens: int) -> None:
-        """Continue the conversation with this reply to a chat, while there is room; it has `num_tokens` with it."""
+        """Continue the conversation with the reply to a chat.
+
+        Args:
+            num_tokens: length of the conversation with the reply; a long one is not continued.
+        """
         if ask.messages:
             self._messages = [*ask.messages, {"role": "assistant", "content": text}]
             self._num_tokens = num_tokens
@@ -98,7 +102,8 @@ class Stream:
         """Return the seconds until the next request, mostly zero."""
         return self._random.choice((0.0, 0.0, 0.0, self._random.random()))
 
-    def _chat(self) -> Ask:
+    def _make_chat(self) -> Ask:
+        """Make the conversation's next turn, or begin another, with a system prompt that others may share."""
         rng = self._random
         kind = "chat, next turn"
         messages = list(self._messages)
@@ -109,9 +114,10 @@ class Stream:
             messages = [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": self._text(rng, 60)})
         self._messages = []
-        return self._ask(kind, "/v1/chat/completions", {"messages": messages}, tuple(messages))
+        return self._make_ask(kind, "/v1/chat/completions", {"messages": messages}, tuple(messages))
 
-    def _completion(self) -> Ask:
+    def _make_completion(self) -> Ask:
+        """Make a request for a completion: of random ids, or of a text with or without a shared beginning."""
         rng = self._random
         kind = rng.choice(("text, shared prefix", "text, fresh prefix", "ids"))
         if kind == "ids":
@@ -120,21 +126,30 @@ class Stream:
         else:
             prompt = (rng.choice(self._systems) + " " if "shared" in kind else "") + self._text(rng, 100)
         # Survivors are computed again from ids alone, without what constrains the first token after a stripped space.
-        return self._ask(kind, "/v1/completions", {"prompt": prompt, "strip_suffix": False})
+        return self._make_ask(kind, "/v1/completions", {"prompt": prompt, "strip_suffix": False})
 
-    def _fills_context(self) -> Ask:
+    def _make_context_filler(self) -> Ask:
         """Make a prompt that leaves room for a few tokens only, and requests more."""
         room = self._random.randrange(1, 8)
         body = {"prompt": self._ids(self._facts.context_length - room), "max_tokens": room + 40}
-        return self._ask("fills the context", "/v1/completions", body)
+        return self._make_ask("fills the context", "/v1/completions", body)
 
-    def _ask(self, kind: str, path: str, body: dict[str, Any], messages: tuple[Mapping[str, str], ...] = ()) -> Ask:
+    def _make_ask(
+        self, kind: str, path: str, body: dict[str, Any], messages: tuple[Mapping[str, str], ...] = ()
+    ) -> Ask:
+        """Make a valid request with random sampling, streaming, choices and ending (read, or disconnect early).
+
+        Args:
+            kind: name of its kind, in the results.
+            body: its prompt.
+            messages: the messages of a chat.
+        """
         rng = self._random
         is_json = bool(messages) and rng.random() < JSON_SHARE
         num_choices = 1 if rng.random() > CHOICES_SHARE else rng.randrange(2, 4)
         params: dict[str, Any] = {"max_tokens": int(2 ** rng.uniform(0, MOST_TOKENS_LOG2)), "temperature": 1.0}
         if not is_json:
-            params |= self._sampling()
+            params |= self._draw_sampling()
         params |= {key: body[key] for key in params.keys() & body.keys()}
         is_stream = rng.random() < 0.6
         wishes: dict[str, Any] = dict(params) | ({"n": num_choices} if num_choices > 1 else {})
@@ -164,7 +179,8 @@ class Stream:
             messages=messages,
         )
 
-    def _sampling(self) -> dict[str, Any]:
+    def _draw_sampling(self) -> dict[str, Any]:
+        """Draw random sampling parameters; most requests with a temperature have a seed."""
         rng = self._random
         params: dict[str, Any] = {"temperature": rng.choice((0.0, 0.0, 0.3, 1.0, 1.5))}
         if params["temperature"] and rng.random() < 0.9:
@@ -185,7 +201,8 @@ class Stream:
                 params[name] = value
         return params
 
-    def _bad(self) -> Ask:
+    def _make_bad(self) -> Ask:
+        """Make a request that the server must refuse, with the status that it must answer."""
         rng, facts = self._random, self._facts
         good: dict[str, Any] = {"prompt": "Hello", "max_tokens": 4}
         path, chat = "/v1/completions", "/v1/chat/completions"

@@ -95,7 +95,7 @@ class LoadedServer:
 
 
 def methods(loaded: LoadedServer) -> Mapping[str, Any]:
-    """Return the methods that can be called."""
+    """Return the methods for inspection by the name of their command."""
     return {
         "open": lambda: {"port": loaded.port, "facts": asdict(loaded.facts)},
         "books": loaded.books,
@@ -130,7 +130,7 @@ def kv_cache_bytes(artifact: Artifact, num_pages: int) -> int:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve over HTTP, and answer commands for inspection on standard input, until that ends."""
     share_one_arena()  # as the command does
     artifact = Artifact.open(Path(sys.argv[1]))
     size = kv_cache_bytes(artifact, int(sys.argv[2]))

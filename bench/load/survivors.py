@@ -31,7 +31,7 @@ class Survivor:
 
     @classmethod
     def of(cls, ask: Ask, reply: Reply) -> Survivor:
-        """Return the survivor of a complete reply; each choice has a separate seed."""
+        """Return the record of a complete reply under load. The seed of a choice is the request's plus its index."""
         assert reply.finish_reason is not None
         ids = reply.prompt_token_ids, reply.token_ids
         params = dict(ask.params)
@@ -41,7 +41,7 @@ class Survivor:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Survivor:
-        """Return a survivor from JSON, where keys are always strings."""
+        """Return a survivor from JSON; token ids of a logit bias, which are texts there, become numbers again."""
         params = dict(fields["params"])
         if "logit_bias" in params:
             params["logit_bias"] = {int(key): value for key, value in params["logit_bias"].items()}
@@ -49,7 +49,7 @@ class Survivor:
 
 
 def differences(survivor: Survivor, engine: Engine) -> list[str]:
-    """Compute the ids alone, with nothing cached; return the differences."""
+    """Compute a survivor's reply again, alone and with nothing cached; return what differs."""
     params = dataclasses.replace(engine.default_params, **survivor.params)
     namespace = engine.namespaces.of(CacheScope(cache_salt="alone"))
     alone = engine.generate(survivor.prompt_token_ids, params, cache_match="exact", namespace=namespace)

@@ -26,7 +26,7 @@ from radixlm.runtime.artifact.cpu import default_num_threads
 
 from ..report.page import publish
 from ..results import read_results
-from .comparison import added, compared, missing_of
+from .comparison import join_runs, measure_all, missing_of
 from .contestants import RadixLM
 from .models import default_models, q4_0_of
 from .other_engines import PLACES, peers_of, places_for
@@ -55,7 +55,7 @@ def main() -> None:
         )
         run = gguf.name if options.target == "native" else f"{gguf.name}, {options.target}"
         before = (read_results("peers") or {"runs": {}})["runs"].get(run)
-        publish("peers", added(before, figures) if options.add and before else figures, run=run)
+        publish("peers", join_runs(before, figures) if options.add and before else figures, run=run)
 
 
 def compare(
@@ -78,7 +78,7 @@ def compare(
     with tempfile.TemporaryDirectory(dir=cache / "bench") as scratch:
         artifact = Artifact.open(compile_model(gguf, Path(scratch) / f"{gguf.stem}.radixlm", target=target).path)
         contestants = [RadixLM(artifact.path), *(peer for peer in peers if peer.name not in missing)]
-        found = compared(contestants, artifact, rounds, deadline, target=target)
+        found = measure_all(contestants, artifact, rounds, deadline, target=target)
     return {"model": gguf.name, "threads": threads, **found, "missing": missing | found["missing"]}
 
 

@@ -20,7 +20,7 @@ from radixlm.tokenizer_fix import TokenizerProfile
 from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
-from .contestants import OURS, Contestant, closed
+from .contestants import OURS, Contestant, close_all
 from .scenarios import DECODE, DECODE_200, PEERS, START, Plan, Scenario, Values
 
 NO_TIME = "there was no time"
@@ -60,7 +60,7 @@ def missing_of(peers: Sequence[Contestant], only: Sequence[str], target: str = "
     return missing | {peer.name: "not asked for" for peer in peers if only and not any(w in peer.name for w in only)}
 
 
-def compared(
+def measure_all(
     contestants: Sequence[Contestant],
     artifact: Artifact,
     rounds: int,
@@ -69,12 +69,12 @@ def compared(
     plan: Plan = PEERS,
     target: str = "native",
 ) -> dict[str, Any]:
-    """Return all contestants' values, failures, and the share of the bandwidth that our decode read; close them."""
+    """Measure all contestants, then close them; return values, failures and our decode's share of the bandwidth."""
     try:
         meter = LimitsMeter(find_target(target), artifact)
         values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline, plan)
     finally:
-        closed(contestants)
+        close_all(contestants)
     bytes_per_token = decode_bytes_per_token(artifact)
     return {
         "target": find_target(target).name,
@@ -100,7 +100,7 @@ def measure(
     values: Rounds = {contestant.name: defaultdict(list) for contestant in contestants}
     failed: dict[str, str] = {}
     for number in range(rounds):
-        for seed, scenario, contestant in _round(contestants, number, plan):
+        for seed, scenario, contestant in _order_of_round(contestants, number, plan):
             what = START.name if scenario is None else scenario.name
             if time.monotonic() > deadline:
                 failed.setdefault(f"{contestant.name}: {what}", NO_TIME)
@@ -111,7 +111,7 @@ def measure(
                         other.close()
             time.sleep(_REST_S)
             try:
-                found = _measure(contestant, scenario, Prompts(100 * number + seed, vocab_size), around)
+                found = _measure_one(contestant, scenario, Prompts(100 * number + seed, vocab_size), around)
             except Exception as error:
                 if contestant.name == OURS:
                     raise
@@ -125,7 +125,9 @@ def measure(
     return values, failed
 
 
-def _round(contestants: Sequence[Measured], number: int, plan: Plan) -> Iterator[tuple[int, Scenario | None, Measured]]:
+def _order_of_round(
+    contestants: Sequence[Measured], number: int, plan: Plan
+) -> Iterator[tuple[int, Scenario | None, Measured]]:
     """Yield seeds of prompts, scenarios and engines, in order: all engines by scenario, or all scenarios by engine."""
     turn = number % len(contestants)
     turned = (*contestants[turn:], *contestants[:turn])
@@ -138,21 +140,23 @@ def _round(contestants: Sequence[Measured], number: int, plan: Plan) -> Iterator
         yield from ((*step, contestant) for step in steps for contestant in turned)
 
 
-def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+def join_runs(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a run with the values of the one before prepended, and the origins of both."""
     values: Rounds = {}
     for run in (before, figures):
         for contestant, found in run["values"].items():
             for name, each in found.items():
                 values.setdefault(contestant, {}).setdefault(name, []).extend(each)
-    missing = {name: why for name, why in (before["missing"] | figures["missing"]).items() if not _found(values, name)}
+    missing = {
+        name: why for name, why in (before["missing"] | figures["missing"]).items() if not _has_values(values, name)
+    }
     share = decode_share(values, figures["decode_bytes_per_token"])
     earlier = [*before.get("earlier", ()), *([before["origin"]] if "origin" in before else ())]
     kept = {"values": values, "missing": missing, "decode_bandwidth_share": share, "earlier": earlier}
     return figures | kept
 
 
-def _found(values: Rounds, name: str) -> bool:
+def _has_values(values: Rounds, name: str) -> bool:
     """Return whether there are values of a contestant, or of one of its scenarios, `NAME: SCENARIO`."""
     contestant, _, scenario = name.partition(": ")
     found = values.get(contestant, {})
@@ -168,9 +172,14 @@ def decode_share(values: Rounds, bytes_per_token: int) -> float | None:
     return statistics.median(shares) if shares else None
 
 
-def _measure(
+def _measure_one(
     contestant: Measured, scenario: Scenario | None, prompts: Prompts, around: Callable[[Callable[[], Values]], Any]
 ) -> Values:
+    """Return a contestant's figures of a scenario, or of its start if that is None.
+
+    Args:
+        around: calls our decode with a measurement of memory bandwidth right around it.
+    """
     if scenario is None:
         return contestant.start(prompts)
     if scenario.name not in (DECODE.name, DECODE_200.name) or contestant.name != OURS:

@@ -76,7 +76,7 @@ class Contestant(ABC):
         """Return the figures of a scenario; each command gets separate prompts."""
         found: Values = {}
         for command in self.commands(scenario):
-            client = self._client(command)
+            client = self._start_client(command)
             with core_taken() if scenario.takes_core else nullcontext():
                 runs = [scenario.measure(client, prompts) for _ in range(scenario.repeats)]
             for name in runs[0]:
@@ -89,7 +89,8 @@ class Contestant(ABC):
         while self._servers:
             self._servers.popitem()[1][0].close()
 
-    def _client(self, command: Command) -> EngineClient:
+    def _start_client(self, command: Command) -> EngineClient:
+        """Return a client of the server with this command, which is started and warmed up unless it runs."""
         if command not in self._servers:
             if self.one_server:
                 self.close()
@@ -158,7 +159,7 @@ class TargetRadixLM(RadixLM):
         return {}
 
 
-def closed(contestants: Sequence[Contestant]) -> None:
+def close_all(contestants: Sequence[Contestant]) -> None:
     """Close all contestants."""
     for contestant in contestants:
         with suppress(OSError):

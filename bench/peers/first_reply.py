@@ -62,7 +62,7 @@ exist, and no broken text. A reply may be wrong, or end where its length was lim
 
 
 def main() -> None:
-    """Query the servers, and write the file to read; or count its marks, print, write `results/first_reply.json`."""
+    """Write both servers' replies to a file for a reader; with --count read the marks and write the results."""
     options = read_options(
         __doc__,
         artifact=Path(".cache/smollm2.radixlm"),
@@ -72,25 +72,25 @@ def main() -> None:
     )
     if options.count:
         asked = read_results(NAME) or {}
-        publish(NAME, {**asked, "rows": marked(asked["rows"], options.file.read_text(encoding="utf-8"))})
+        publish(NAME, {**asked, "rows": read_marks(asked["rows"], options.file.read_text(encoding="utf-8"))})
         return
     llama_server = [str(options.llama_cpp.resolve() / "llama-server"), "--model", str(default_model.download())]
     commands = {
         OURS: [RADIXLM, "serve", str(options.artifact.resolve())],
         PEER: [*llama_server, "--jinja", "--threads", str(default_num_threads())],
     }
-    replies = {name: list(asked_of(command)) for name, command in commands.items()}
+    replies = {name: list(ask_questions(command)) for name, command in commands.items()}
     rows = [
         {"question": question, "replies": {name: replies[name][number] for name in commands}, "marks": {}}
         for number, question in enumerate(QUESTIONS)
     ]
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    options.file.write_text(to_read(rows), encoding="utf-8")
+    options.file.write_text(text_to_read(rows), encoding="utf-8")
     publish(NAME, {"max_tokens": MAX_TOKENS, "rows": rows})
     print(f"mark the replies in {options.file}, then run this again with --count")
 
 
-def asked_of(command: Sequence[str]) -> Iterator[str]:
+def ask_questions(command: Sequence[str]) -> Iterator[str]:
     """Yield a fresh server's reply to each question, each on a new connection."""
     with ServedProcess(command) as server:
         for seed, question in enumerate(QUESTIONS, 1):
@@ -104,7 +104,7 @@ def asked_of(command: Sequence[str]) -> Iterator[str]:
             yield reply["choices"][0]["message"]["content"]
 
 
-def to_read(rows: Sequence[Json]) -> str:
+def text_to_read(rows: Sequence[Json]) -> str:
     """Return the replies after their questions, without names."""
     parts = [_RULES]
     for number, row in enumerate(rows, 1):
@@ -113,8 +113,8 @@ def to_read(rows: Sequence[Json]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def marked(rows: Sequence[Json], text: str) -> list[Json]:
-    """Return `rows` with the marks that a reader wrote into the text of `to_read`.
+def read_marks(rows: Sequence[Json], text: str) -> list[Json]:
+    """Return `rows` with the marks that a reader wrote into the text of `text_to_read`.
 
     Raises:
         ValueError: a reply has no mark, or the text is of other replies.

@@ -84,7 +84,7 @@ class Pipeline:
         threading.Thread(target=self._hear, daemon=True).start()
 
     def reply(self, prompt: list[int], num_tokens: int) -> Iterator[list[int]]:
-        """Yield the ids of a reply, as they are generated."""
+        """Yield the ids of the reply to `prompt` as they are generated, some at a time."""
         with self._lock:
             number = len(self._replies)
             replies: queue.Queue[list[int]] = queue.Queue()
@@ -96,6 +96,7 @@ class Pipeline:
             yield ids
 
     def _hear(self) -> None:
+        """Hand ids that come through the pipe to the replies that wait for them, until the pipe closes."""
         while True:
             for number, ids in json.loads(self._pipe.recv_bytes()):
                 self._replies[number].put(ids)
@@ -144,7 +145,7 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> None:
-    """Serve until the process is killed."""
+    """Serve OpenVINO GenAI over HTTP until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, required=True)

@@ -165,7 +165,7 @@ def control_ids(gguf: Path) -> list[int]:
 
 
 def words_of(gguf: Path) -> list[str]:
-    """Return tokens of a file that are a space and a word: a text of them is as many tokens."""
+    """Return those tokens of a file that are a space and a word: a text of n of them has n tokens."""
     file = GGUFFile(gguf)
     words = [" " + token[1:] for token in file.metadata["tokenizer.ggml.tokens"] if _WORD.fullmatch(token)]
     file.close()
@@ -202,7 +202,7 @@ PLACES = {
 
 
 def places_for(target: str) -> dict[str, Path]:
-    """Return the folders of the peers that were built for a target, `native` or one of `radixlm compile`."""
+    """Return the folder of each peer that was built for a target: `native`, or a target of `radixlm compile`."""
     if is_of_machine(target):
         return dict(PLACES)
     built = {name: PLACES[name].with_name(f"{PLACES[name].name}-{target}") for name in ("llama.cpp", "ik_llama.cpp")}

@@ -92,21 +92,31 @@ class Plan:
     one_server: bool = False
 
 
-def _prefill(figure: Figure, num_tokens: int, **how: Any) -> Scenario:
+def _prefill_scenario(figure: Figure, num_tokens: int, **how: Any) -> Scenario:
+    """Make a scenario that measures prefill: prompt tokens per second until the first token of the reply.
+
+    Args:
+        how: further fields of `Scenario`.
+    """
+
     def measure(client: EngineClient, prompts: Prompts) -> Values:
         return {figure.name: num_tokens / client.ask(prompts.ids(num_tokens), 1).to_first_s}
 
     return Scenario(figure.name, measure, **how)
 
 
-def _decode(figure: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scenario:
+def _decode_scenario(figure: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scenario:
+    """Make a scenario that measures decode: tokens per second after the first of a reply of `num_reply` tokens."""
+
     def measure(client: EngineClient, prompts: Prompts) -> Values:
         return {figure.name: _tokens_per_s(client.ask(prompts.ids(num_tokens), num_reply))}
 
     return Scenario(figure.name, measure, decodes=True, **how)
 
 
-def _both(prefill: Figure, decode: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scenario:
+def _prefill_and_decode_scenario(
+    prefill: Figure, decode: Figure, num_tokens: int, num_reply: int, **how: Any
+) -> Scenario:
     """Make a scenario of a prompt and its reply, each with a figure."""
 
     def measure(client: EngineClient, prompts: Prompts) -> Values:
@@ -116,7 +126,14 @@ def _both(prefill: Figure, decode: Figure, num_tokens: int, num_reply: int, **ho
     return Scenario(prefill.name, measure, **how)
 
 
-def _streams(total: Figure, steady: Figure, num_streams: int, num_tokens: int, num_reply: int) -> Scenario:
+def _streams_scenario(total: Figure, steady: Figure, num_streams: int, num_tokens: int, num_reply: int) -> Scenario:
+    """Make a scenario of `num_streams` requests sent at once.
+
+    Args:
+        total: figure for all reply tokens per second, from the first request to the last token.
+        steady: figure for tokens per second while all of them decode.
+    """
+
     def measure(client: EngineClient, prompts: Prompts) -> Values:
         replies = client.ask_all(prompts.batch(num_streams, num_tokens), num_reply)
         begun, ended = min(reply.sent_at for reply in replies), max(reply.times[-1] for reply in replies)
@@ -129,12 +146,14 @@ def _streams(total: Figure, steady: Figure, num_streams: int, num_tokens: int, n
 
 
 def _cached(client: EngineClient, prompts: Prompts) -> Values:
+    """Return the milliseconds to the first token of a prompt whose beginning was the prompt before."""
     prefix = prompts.ids(600)
     client.ask(prefix, 1)
     return {CACHED.name: 1e3 * client.ask([*prefix, *prompts.ids(80)], 2).to_first_s}
 
 
-def _chat(client: EngineClient, prompts: Prompts) -> Values:
+def _measure_chat(client: EngineClient, prompts: Prompts) -> Values:
+    """Return the median milliseconds to the first token of a conversation's later turns."""
     history: list[int] = []
     to_first: list[float] = []
     for _ in range(_NUM_TURNS):
@@ -150,25 +169,25 @@ def _tokens_per_s(reply: Reply) -> float:
 
 
 SCENARIOS: Sequence[Scenario] = (
-    _prefill(PREFILL_512, 512, repeats=3),
-    _prefill(PREFILL_2048, 2048),
-    _decode(DECODE, 16, 128, repeats=3),
+    _prefill_scenario(PREFILL_512, 512, repeats=3),
+    _prefill_scenario(PREFILL_2048, 2048),
+    _decode_scenario(DECODE, 16, 128, repeats=3),
     Scenario(CACHED.name, _cached, repeats=3),
-    Scenario(CHAT.name, _chat),
-    _streams(STREAMS_8, STREAMS_8_STEADY, 8, 128, 128),
-    _both(PREFILL_8000, DECODE_8000, 8000, 64),
-    _streams(STREAMS_50, STREAMS_50_STEADY, 50, 64, 64),
+    Scenario(CHAT.name, _measure_chat),
+    _streams_scenario(STREAMS_8, STREAMS_8_STEADY, 8, 128, 128),
+    _prefill_and_decode_scenario(PREFILL_8000, DECODE_8000, 8000, 64),
+    _streams_scenario(STREAMS_50, STREAMS_50_STEADY, 50, 64, 64),
 )
 """Each engine is started before them once a round, which gives the figures of `starting.py`."""
 
 SIZE_SCENARIOS: Sequence[Scenario] = (
-    _prefill(PREFILL_512, 512),
-    _prefill(PREFILL_2048, 2048, weighs=True),
-    _decode(DECODE_200, 200, 48),
-    _both(BUSY_PREFILL, BUSY_DECODE, 512, 12, takes_core=True),
-    _both(PREFILL_8000, DECODE_8000, 8000, 32, is_once=True),
-    _streams(REQUESTS_8, REQUESTS_8_STEADY, 8, 128, 48),
-    _both(PREFILL_32000, DECODE_32000, 32_000, 16, context=32_256, is_once=True),
+    _prefill_scenario(PREFILL_512, 512),
+    _prefill_scenario(PREFILL_2048, 2048, weighs=True),
+    _decode_scenario(DECODE_200, 200, 48),
+    _prefill_and_decode_scenario(BUSY_PREFILL, BUSY_DECODE, 512, 12, takes_core=True),
+    _prefill_and_decode_scenario(PREFILL_8000, DECODE_8000, 8000, 32, is_once=True),
+    _streams_scenario(REQUESTS_8, REQUESTS_8_STEADY, 8, 128, 48),
+    _prefill_and_decode_scenario(PREFILL_32000, DECODE_32000, 32_000, 16, context=32_256, is_once=True),
 )
 """For models with billions of parameters, which take seconds where others take milliseconds."""
 

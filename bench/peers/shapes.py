@@ -104,7 +104,7 @@ class Shape:
         if self.pooling == _RANK:
             yield _matrix("cls.output", 2, self.hidden_size, type=Type.F32)
         for layer in range(self.num_layers):
-            for tensor in self._layer(self._wider_type(layer)):
+            for tensor in self._layer_tensors(self._wider_type(layer)):
                 yield replace(tensor, name=f"blk.{layer}.{tensor.name}")
 
     def _wider_type(self, layer: int) -> Type:
@@ -115,7 +115,12 @@ class Shape:
         is_wide = not eighth <= layer < 7 * self.num_layers // 8 or (layer - eighth) % 3 == 2
         return Type.Q6_K if is_wide else Type.Q4_K
 
-    def _layer(self, wider: Type) -> Iterator[Tensor]:
+    def _layer_tensors(self, wider: Type) -> Iterator[Tensor]:
+        """Yield the tensors of one layer, named without its index.
+
+        Args:
+            wider: type of the value matrix and of the last feed-forward matrix, wider in some layers.
+        """
         hidden, heads, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         type = Type.Q8_0 if self.is_gpt_oss or self.pooling else Type.Q4_K
         yield Tensor("attn_norm.weight", (hidden,))
@@ -131,15 +136,17 @@ class Shape:
         else:
             yield Tensor("attn_q_norm.weight", (self.head_dim,))
             yield Tensor("attn_k_norm.weight", (self.head_dim,))
-        yield from self._experts(wider) if self.num_experts else self._dense(wider)
+        yield from self._expert_tensors(wider) if self.num_experts else self._dense_tensors(wider)
 
-    def _dense(self, wider: Type) -> Iterator[Tensor]:
+    def _dense_tensors(self, wider: Type) -> Iterator[Tensor]:
+        """Yield the matrices of a dense feed-forward layer."""
         type = Type.Q8_0 if self.pooling else Type.Q4_K
         yield _matrix("ffn_gate", self.intermediate_size, self.hidden_size, type=type)
         yield _matrix("ffn_up", self.intermediate_size, self.hidden_size, type=type)
         yield _matrix("ffn_down", self.hidden_size, self.intermediate_size, type=wider)
 
-    def _experts(self, wider: Type) -> Iterator[Tensor]:
+    def _expert_tensors(self, wider: Type) -> Iterator[Tensor]:
+        """Yield the router and the stacks of expert matrices of a layer with experts."""
         experts, share = self.num_experts, self.num_active / self.num_experts
         type, last = (Type.MXFP4, Type.MXFP4) if self.is_gpt_oss else (Type.Q4_K, wider)
         inwards = (experts, self.intermediate_size, self.hidden_size)
@@ -198,8 +205,8 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-def _q4_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    """Return codes of 4 bits, scales of 6 bits near their maximum, and minima that make the mean zero."""
+def _random_q4_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    """Return `count` random blocks of Q4_K: 4-bit codes, 6-bit scales near their maximum, minima for a mean of zero."""
     scales = random.integers(36, 64, (count, 8), dtype=np.uint8)
     low, high = scales[:, :4], scales[:, 4:]  # scales and minima alike
     packed = np.concatenate([low | (high >> 4 << 6), low | (high >> 4 << 6), (high & 15) * np.uint8(17)], axis=1)
@@ -208,14 +215,16 @@ def _q4_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarr
     return np.concatenate([scale.view(np.uint8), (scale * np.float16(7.5)).view(np.uint8), packed, codes], axis=1)
 
 
-def _q6_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+def _random_q6_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    """Return `count` random blocks of Q6_K whose weights have about this standard deviation, uint8 `[count, 210]`."""
     codes = random.integers(0, 256, (count, 192), dtype=np.uint8)
     scales = random.integers(50, 80, (count, 16), dtype=np.uint8)
     scale = np.full((count, 1), deviation / (64 * 18.5), np.float16)
     return np.concatenate([codes, scales, scale.view(np.uint8)], axis=1)
 
 
-def _q8_0(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+def _random_q8_0(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    """Return `count` random blocks of Q8_0 whose weights have this standard deviation, uint8 `[count, 34]`."""
     codes = np.clip(np.round(random.standard_normal((count, 32), dtype=np.float32) * 40), -127, 127).astype(np.int8)
     return np.concatenate(
         [np.full((count, 1), deviation / 40, np.float16).view(np.uint8), codes.view(np.uint8)], axis=1
@@ -233,9 +242,9 @@ def _f32(random: np.random.Generator, count: int, deviation: float) -> np.ndarra
 
 
 BLOCKS: Mapping[Type, Callable[[np.random.Generator, int, float], np.ndarray]] = {
-    Type.Q4_K: _q4_k,
-    Type.Q6_K: _q6_k,
-    Type.Q8_0: _q8_0,
+    Type.Q4_K: _random_q4_k,
+    Type.Q6_K: _random_q6_k,
+    Type.Q8_0: _random_q8_0,
     Type.MXFP4: _mxfp4,
     Type.F32: _f32,
 }
@@ -257,18 +266,18 @@ def write_shape(shape: Shape, path: Path) -> None:
     add_tokenizer(writer, tokenizer_json_of(_TALKER), _END_ID, _TALKER.template, shape.vocab_size)
     tensors = list(shape.tensors())
     for tensor in tensors:
-        writer.add_tensor_info(tensor.name, _stored(tensor), _dtype(tensor), tensor.num_bytes, tensor.type)
+        writer.add_tensor_info(tensor.name, _stored_shape(tensor), _dtype(tensor), tensor.num_bytes, tensor.type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     random = np.random.default_rng(0)
     for tensor in tensors:
-        writer.write_tensor_data(_data(tensor, random))
+        writer.write_tensor_data(_random_data(tensor, random))
     writer.close()
 
 
-def _stored(tensor: Tensor) -> tuple[int, ...]:
-    """Return the dimensions, the last one in bytes if the type has blocks."""
+def _stored_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's dimensions in the file, the last one in bytes if its type has blocks."""
     if tensor.type is Type.F32:
         return tensor.dimensions
     block, size = gguf.GGML_QUANT_SIZES[tensor.type]
@@ -279,18 +288,18 @@ def _dtype(tensor: Tensor) -> np.dtype[np.generic]:
     return np.dtype(np.float32 if tensor.type is Type.F32 else np.uint8)
 
 
-def _data(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
-    """Make the data in parts: random numbers take several times the memory of the blocks."""
+def _random_data(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
+    """Return a tensor's random bytes, made in parts, because random numbers take several times the memory of blocks."""
     _, size = gguf.GGML_QUANT_SIZES[tensor.type]
     made = np.empty((tensor.num_bytes // size, size), np.uint8)
     for start in range(0, len(made), _PART):
         part = made[start : start + _PART]
         part[:] = BLOCKS[tensor.type](random, len(part), tensor.deviation)
-    return made.reshape(-1).view(_dtype(tensor)).reshape(_stored(tensor))
+    return made.reshape(-1).view(_dtype(tensor)).reshape(_stored_shape(tensor))
 
 
 def main() -> None:
-    """Write a file."""
+    """Write a GGUF file of a named shape, with random weights."""
     options = read_options(__doc__, "shape", "file", layers=int)
     shape = SHAPES[str(options.shape)]
     write_shape(shape if options.layers is None else shape.with_layers(options.layers), options.file)

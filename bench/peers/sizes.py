@@ -29,8 +29,8 @@ from radixlm.runtime.artifact.cpu import default_num_threads
 from ..prompts import Prompts
 from ..report.page import publish
 from ..results import read_results
-from .comparison import added, compared, missing_of
-from .contestants import Contestant, FreshRadixLM, TargetRadixLM, closed
+from .comparison import join_runs, measure_all, missing_of
+from .contestants import Contestant, FreshRadixLM, TargetRadixLM, close_all
 from .other_engines import peers_of, places_for
 from .scenarios import PREFILL_32000, SIZES, Plan
 from .shapes import SHAPES, Shape, write_shape
@@ -58,7 +58,7 @@ def main() -> None:
         name, _, layers = word.partition(":")
         whole = SHAPES[name]
         shape = whole.with_layers(int(layers) if layers else fitting_layers(whole, _memory_bytes()))
-        plan = chosen(options.rows, is_long=options.long)
+        plan = select_scenarios(options.rows, is_long=options.long)
         figures = compare(
             shape, whole, options.cache.resolve(), options.rounds, options.only, deadline, plan, options.target
         )
@@ -66,7 +66,7 @@ def main() -> None:
             "" if options.target == "native" else f", {options.target}"
         )
         before = (read_results("sizes") or {"runs": {}})["runs"].get(run)
-        publish("sizes", added(before, figures) if options.add and before else figures, run=run)
+        publish("sizes", join_runs(before, figures) if options.add and before else figures, run=run)
 
 
 def fitting_layers(whole: Shape, memory_bytes: int) -> int:
@@ -80,7 +80,7 @@ def fitting_layers(whole: Shape, memory_bytes: int) -> int:
     return max(1, min(whole.num_layers, int((memory_bytes / _COPIES - outer) / of_layer)))
 
 
-def chosen(rows: Sequence[str], *, is_long: bool) -> Plan:
+def select_scenarios(rows: Sequence[str], *, is_long: bool) -> Plan:
     """Return the plan with the scenarios of these names, or with all but the longest."""
     names = set(rows) or {each.name for each in SIZES.scenarios if is_long or each.name != PREFILL_32000.name}
     return replace(SIZES, scenarios=[each for each in SIZES.scenarios if each.name in names])
@@ -109,7 +109,7 @@ def compare(
         contestants = [ours, *(peer for peer in peers if peer.name not in missing)]
         first, failed = _first_starts(contestants, gguf)
         measured = [each for each in contestants if each.name not in failed]
-        found = compared(measured, Artifact.open(ours.artifact), rounds, deadline, plan=plan, target=target)
+        found = measure_all(measured, Artifact.open(ours.artifact), rounds, deadline, plan=plan, target=target)
     for name, values in first.items():
         found["values"][name].update({figure: [value] for figure, value in values.items()})
     return {
@@ -146,7 +146,7 @@ def _first_starts(contestants: Sequence[Contestant], gguf: Path) -> tuple[dict[s
                 raise
             failed[contestant.name] = f"{type(error).__name__}: {error}"[:300]
         finally:
-            closed([contestant])
+            close_all([contestant])
         print(f"first start of {contestant.name}: {first.get(contestant.name)}", flush=True)
     return first, failed
 

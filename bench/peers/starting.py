@@ -41,7 +41,7 @@ def start(
 
 
 def when_warm(server: ServedProcess, client: EngineClient, prompts: Prompts) -> Values:
-    """Return the time of the same prompt once a server has rested, and the memory of a full context."""
+    """Return the time to the first token of the same prompt in a rested server, and the memory of a full context."""
     time.sleep(_REST_S)
     warm = min(client.ask(prompts.ids(_NUM_TOKENS), 1).to_first_s for _ in range(_NUM_WARM))
     with MemoryOfTree(server.pid) as memory:

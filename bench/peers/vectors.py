@@ -57,7 +57,12 @@ def main() -> None:
 
 
 def compare(what: str, gguf: Path, peer: Command, rounds: int) -> dict[str, Any]:
-    """Seconds of a request to each server, in turns; each is alone on the machine."""
+    """Return the seconds of embedding or rerank requests to each server, which runs alone on the machine.
+
+    Args:
+        what: `embeddings` or `rerank`.
+        peer: command of llama.cpp's server.
+    """
     threads = str(default_num_threads())
     llama_cpp = (
         *(*peer, "--model", str(gguf), "--threads", threads, "--parallel", str(_SLOTS), "--cache-ram", "0"),
@@ -78,7 +83,7 @@ def compare(what: str, gguf: Path, peer: Command, rounds: int) -> dict[str, Any]
 
 
 def _seconds(what: str, client: Client, words: Sequence[str], count: int, seed: int) -> float:
-    """Return the seconds of a request for `count` texts or documents, which no other seed has."""
+    """Return the seconds of one request for `count` texts or documents; each seed makes others."""
     if what == "embeddings":
         prompts = Prompts(seed).batch(count, _TEXT_TOKENS)
         return seconds_of(lambda: client.json("POST", "/v1/embeddings", {"input": prompts}))

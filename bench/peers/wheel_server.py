@@ -14,7 +14,7 @@ import xllamacpp
 
 
 def main() -> None:
-    """Serve until the process is killed."""
+    """Serve llama.cpp over HTTP until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     for name in ("--parallel", "--ctx-size", "--threads", "--port"):
@@ -31,6 +31,7 @@ def main() -> None:
 
 
 def _params(options: argparse.Namespace) -> xllamacpp.CommonParams:
+    """Return the options of the command line as the library's parameters."""
     params = xllamacpp.CommonParams()
     params.model.path, params.port = options.model, options.port
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads

@@ -55,7 +55,7 @@ def main() -> None:
             title = f"guesses of {read_manifest(options.draft).name}"
             _publish(read_manifest(options.target).name, title, ours.by_task(engines, OPEN, options.rounds))
     if "mtp" in asked:
-        for shape, figures in mtp.figures(options.artifact, options.right, options.rounds, Path(".cache/mtp")):
+        for shape, figures in mtp.measure_shapes(options.artifact, options.right, options.rounds, Path(".cache/mtp")):
             _publish(shape, "MTP head, simulated", figures)
     program = options.llama_cpp.resolve() / "llama-server"
     if "llama.cpp" in asked and not program.exists():

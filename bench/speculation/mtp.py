@@ -37,7 +37,10 @@ class QwenShape(Qwen35Shape):
     name: str = "qwen3.5-0.8b-mtp"
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield those of the model, and those of the head: its parts of the last layer, and around that."""
+        """Yield names and shapes of the model's tensors, and of its MTP head's.
+
+        The head has one layer like the model's last, and a matrix and norms for its input and output.
+        """
         last, hidden = f"model.layers.{self.num_hidden_layers - 1}.", self.hidden_size
         for name, shape in super().tensors():
             yield name, shape
@@ -129,8 +132,11 @@ class ScriptedHead:
             yield
 
 
-def figures(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterator[tuple[str, Figures]]:
-    """Yield each shape's name and a row for each round. The models have the vocabulary of the artifact `tokenizer`."""
+def measure_shapes(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterator[tuple[str, Figures]]:
+    """Measure each shape of model; yield its name and its rows: see `measure_shape`.
+
+    Models are written into `folder` with random weights, and the vocabulary of the artifact `tokenizer`.
+    """
     size = read_manifest(tokenizer).model.vocab_size
     for shape in (GlmShape(size), QwenShape(vocab_size=size)):
         artifact = folder / f"{shape.name}.radixlm"
@@ -139,11 +145,14 @@ def figures(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterato
             if not source.exists():
                 write_random_model(shape, source, (tokenizer / "tokenizer.json").read_text("utf-8"))
             compile_model(source, artifact, quantize="q4")
-        yield shape.name, measured(artifact, right, rounds)
+        yield shape.name, measure_shape(artifact, right, rounds)
 
 
-def measured(path: Path, right: float, rounds: int) -> Figures:
-    """Return a row for each round, after one that is not counted."""
+def measure_shape(path: Path, right: float, rounds: int) -> Figures:
+    """Measure rounds of a model with and without its MTP head, whose drafts are right with probability `right`.
+
+    Returns a row for each round, by a description, after one that is not counted.
+    """
     head, artifact = ScriptedHead(right), Artifact.open(path)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     options: dict[str, Any] = {"idle_work": False, "kv_cache_bytes": 256 << 20, "max_num_seqs": 4}

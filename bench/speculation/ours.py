@@ -29,7 +29,7 @@ class Pair:
     guesses: Engine
 
     def measure(self, reply: Callable[[Engine], list[Completion]], *, guesses_first: bool) -> dict[str, object]:
-        """Return one row: the same replies of both."""
+        """Return one row: speeds and draft tokens of the same replies with and without speculative decoding."""
         engines = (self.guesses, self.plain) if guesses_first else (self.plain, self.guesses)
         replies = {engine is self.guesses: reply(engine) for engine in engines}
         before, after = replies[False], replies[True]
@@ -87,7 +87,7 @@ def open_text(engines: Pair, num_pairs: int) -> Figures:
 
 
 def streams(engines: Pair, rounds: int) -> Figures:
-    """Repeat eight files at once; their prompts are cached."""
+    """Measure eight concurrent replies that repeat a file each, with and without drafts; their prompts are cached."""
     rows: list[dict[str, object]] = []
     conversations = editing(NUM_LINES)
     for number in range(rounds):

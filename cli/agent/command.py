@@ -95,7 +95,16 @@ def command(
 def _configure(
     clients: Sequence[Client], url: str, model: str | None, options: Sequence[str], *, write: bool, launch: bool
 ) -> None:
-    """Configure agents for a running server."""
+    """Configure agents for a running server at `url`, and with `launch` replace this process by the first of them.
+
+    Args:
+        model: the model's name; None: the server's first model.
+        options: words of the command line for `radixlm serve`; only API keys are allowed.
+        write: write the settings files, as `launch` does, too; else print them.
+
+    Raises:
+        ValueError: the server does not respond, or an option is about starting one.
+    """
     given = [*([] if model is None else [model]), *options]
     parsed = serve.command.make_context("serve", ["none", *given], parent=click.get_current_context())
     sources = {name: parsed.get_parameter_source(name) for name in parsed.params}
@@ -114,6 +123,15 @@ def _configure(
 def _serve(
     clients: Sequence[Client], model: str, serve_options: Sequence[str], *, write: bool, launch: bool, no_store: bool
 ) -> None:
+    """Configure agents for a server that this process then runs until it is stopped; see `_configure`.
+
+    Args:
+        serve_options: words of the command line for `radixlm serve`.
+        no_store: keep prefixes in memory only; without it and --store, the model's own store is used.
+
+    Raises:
+        ValueError: options contradict each other, or the server cannot run with them.
+    """
     from radixlm.runtime.server.served import ANY, listed_of
 
     serving = serve.command.make_context("serve", [model, *serve_options], parent=click.get_current_context())

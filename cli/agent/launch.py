@@ -29,7 +29,7 @@ def replace_process(command: str) -> None:
 
 
 def launch_beside_server(command: str) -> None:
-    """Run `command` in a shell while this process serves, and stop the server when it ends.
+    """Start `command` in a shell from another thread, and stop this process, a server, when the command ends.
 
     Until then the terminal belongs to the agent: the server's log goes to a file, and Ctrl-C only to the agent.
     """

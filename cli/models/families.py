@@ -50,6 +50,7 @@ def command(as_json: bool) -> None:
 
 
 def _verified(family: FamilyEvidence) -> str:
+    """Return, as one line, what a family was verified against: transformers, llama.cpp, real models."""
     if not family.goldens:
         return "no golden"
     text = f"transformers ({', '.join(golden.name for golden in family.goldens)})"

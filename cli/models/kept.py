@@ -115,6 +115,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_open(store: Path) -> bool:
+    """Return whether a process uses a store, by trying to take the store's lock."""
     from radixlm.runtime.errors import StoreBusy
     from radixlm.runtime.store.files import StoreLock
 
@@ -126,6 +127,11 @@ def _is_open(store: Path) -> bool:
 
 
 def _remove_store(path: Path) -> None:
+    """Delete a store's folder, under its lock.
+
+    Raises:
+        StoreBusy: a process uses the store.
+    """
     from radixlm.runtime.store.files import StoreLock
 
     lock = StoreLock.take(path)

@@ -41,12 +41,14 @@ def command(as_json: bool) -> None:
     width = max(len(each.name) for each in found)
     click.secho(f"{'NAME':<{width}}  {'KIND':<8}  {'SIZE':>8}  LAST USE", bold=True)
     for each in found:
-        click.echo(f"{each.name:<{width}}  {each.kind:<8}  {size(each.num_bytes):>8}  {used(each, time.time())}")
+        click.echo(
+            f"{each.name:<{width}}  {each.kind:<8}  {size(each.num_bytes):>8}  {last_use_text(each, time.time())}"
+        )
     click.echo(f"{size(sum(each.num_bytes for each in found))} in all")
 
 
-def used(kept: Kept, now: float) -> str:
-    """Return the time of the last use in words."""
+def last_use_text(kept: Kept, now: float) -> str:
+    """Return when a model, download or store was last used, such as "3 days ago"."""
     if kept.is_open:
         return "open now"
     passed = now - kept.last_used

@@ -45,7 +45,7 @@ def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | Non
     if keep_gb is not None and not math.isfinite(keep_gb):
         raise ValueError(f"--keep-gb is {keep_gb}; it must be a number of GB")
     kept = all_kept(kinds or ("compiled",))
-    chosen = _called(kept, names) if keep_gb is None else beyond(kept, int(keep_gb * 1e9))
+    chosen = _named(kept, names) if keep_gb is None else beyond(kept, int(keep_gb * 1e9))
     for each in chosen:
         if not dry_run:
             each.remove()
@@ -58,8 +58,8 @@ def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | Non
                 click.echo(f"the download stays; remove it with: radixlm rm --kind download {each.name}", err=True)
 
 
-def _called(kept: Sequence[Kept], names: Sequence[str]) -> list[Kept]:
-    """Return everything with the given names, each once.
+def _named(kept: Sequence[Kept], names: Sequence[str]) -> list[Kept]:
+    """Return every model, download or store with one of the names, each once.
 
     Raises:
         ValueError: a name is unknown, or means something that a process uses.

@@ -19,20 +19,22 @@ Progressed = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Warmed:
-    """A prompt that has been prefilled."""
+class PrefillCounts:
+    """Token counts of one prefilled prompt."""
 
     num_prompt: int
     num_found: int  # tokens that were cached before
 
 
-async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | None, progressed: Progressed) -> Warmed:
-    """Send a request that prefills a prompt. `body` must ask for a stream with progress.
+async def send_prefill(
+    app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | None, progressed: Progressed
+) -> PrefillCounts:
+    """Send a request that prefills a prompt to `app`, and return its token counts. `body` must ask for progress.
 
     Raises:
         ValueError: the request is refused or fails; the message is the server's.
     """
-    answer = _Answer(progressed)
+    response = _PrefillResponse(progressed)
     sent = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 
     async def receive() -> Message:
@@ -40,12 +42,12 @@ async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | N
             await asyncio.Event().wait()  # the client stays connected
         return sent.pop()
 
-    await app(_scope(path, api_key), receive, answer.take)
-    return answer.warmed()
+    await app(_asgi_scope(path, api_key), receive, response.take)
+    return response.counts()
 
 
-class _Answer:
-    """Parses a streamed response as it arrives."""
+class _PrefillResponse:
+    """Parses the streamed response to a prefill request as it arrives."""
 
     def __init__(self, progressed: Progressed) -> None:
         self._progressed = progressed
@@ -63,17 +65,22 @@ class _Answer:
         if self._status == 200:
             *events, self._rest = self._rest.split(b"\n\n")
             for event in events:
-                self._read(event)
+                self._read_event(event)
 
-    def warmed(self) -> Warmed:
-        """Return the prefilled prompt, after the end of the response."""
+    def counts(self) -> PrefillCounts:
+        """Return the prompt's token counts, after the end of the response.
+
+        Raises:
+            ValueError: the request was refused, or failed.
+        """
         if self._status != 200:
             raise ValueError(_message(msgspec.json.decode(self._rest)))
         if self._error is not None or self._progress is None:
             raise ValueError(self._error or "nothing was computed")
-        return Warmed(self._progress["total"], self._progress["cache"])
+        return PrefillCounts(self._progress["total"], self._progress["cache"])
 
-    def _read(self, event: bytes) -> None:
+    def _read_event(self, event: bytes) -> None:
+        """Record the prefill progress or the error that a server-sent event has, and report progress."""
         for line in event.split(b"\n"):
             if not line.startswith(b"data: {"):
                 continue
@@ -91,7 +98,8 @@ def _message(value: Mapping[str, Any]) -> str:
     return str(value["error"]["message"])
 
 
-def _scope(path: str, api_key: str | None) -> Scope:
+def _asgi_scope(path: str, api_key: str | None) -> Scope:
+    """Return the ASGI scope of a POST request: a dictionary of its path and headers, as a server would pass it."""
     headers = [(b"content-type", b"application/json")]
     if api_key is not None:
         headers.append((b"authorization", b"Bearer " + api_key.encode()))
@@ -131,10 +139,21 @@ class Body:
     path: str
     fields: Mapping[str, Any]
 
-    def warming(self, model_id: str, scope: Mapping[str, str]) -> dict[str, Any]:
-        """Return the body that prefills the prompt and generates one token, in the cache namespace of `scope`."""
+    def warming(self, model_id: str, cache_fields: Mapping[str, str]) -> dict[str, Any]:
+        """Return the body of a request that prefills the prompt, generates one token and streams its progress.
+
+        Args:
+            cache_fields: `cache_salt` and `prompt_cache_key`, if given: they choose the cache namespace.
+        """
         kept = {name: value for name, value in self.fields.items() if name not in _OF_THE_REPLY}
-        return {**kept, **_ONE_TOKEN[self.path], **scope, "model": model_id, "stream": True, "return_progress": True}
+        return {
+            **kept,
+            **_ONE_TOKEN[self.path],
+            **cache_fields,
+            "model": model_id,
+            "stream": True,
+            "return_progress": True,
+        }
 
 
 def read_bodies(path: Path) -> Iterator[Body]:
@@ -155,13 +174,13 @@ def read_bodies(path: Path) -> Iterator[Body]:
                 raise ValueError(
                     f"{where} is not a JSON object: {error}; each line must be the body of a request"
                 ) from error
-            yield _body(where, fields)
+            yield _body_of_line(where, fields)
 
 
-def _body(where: str, fields: dict[str, Any]) -> Body:
-    """Return the body of a line.
+def _body_of_line(where: str, fields: dict[str, Any]) -> Body:
+    """Return the request in the decoded line `fields`; `where` names the line in errors.
 
-    >>> _body("", {"path": "/v1/responses", "body": {"input": "Hi"}})
+    >>> _body_of_line("", {"path": "/v1/responses", "body": {"input": "Hi"}})
     Body(where='', path='/v1/responses', fields={'input': 'Hi'})
     """
     named: Any = fields.pop("path", None)
@@ -176,7 +195,7 @@ def _body(where: str, fields: dict[str, Any]) -> Body:
 
 
 def path_of(fields: Mapping[str, Any]) -> str | None:
-    """Return the endpoint of a body, by its fields; None if there is none.
+    """Return the endpoint that a body is for, by the body's fields; None if they fit no endpoint.
 
     >>> path_of({"messages": [], "system": "Be brief."}), path_of({"messages": [], "tools": []}), path_of({"input": ""})
     ('/v1/messages', '/v1/chat/completions', '/v1/responses')

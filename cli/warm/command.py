@@ -15,7 +15,7 @@ import click
 from ..field_flags import CompileOptions, FieldCommand, compile_options, engine_keywords, take
 from ..progress import ProgressDisplay
 from ..serve import KeyOption
-from .asking import Body, Warmed, ask, read_bodies
+from .asking import Body, PrefillCounts, read_bodies, send_prefill
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
@@ -85,19 +85,30 @@ def command(
     if ignores_prompt_cache_key and prompt_cache_key is not None:
         raise ValueError("--prompt-cache-key and --ignore-prompt-cache-key are both given; choose one")
     given = {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}
-    scope = {name: value for name, value in given.items() if value is not None}
+    cache_fields = {name: value for name, value in given.items() if value is not None}
     compiling = take(CompileOptions, options)
     opened = engine_keywords(options)
     artifact = compiling.artifact_of(model, on_disk=True)
     for bundle in bundles:
-        _take_in(bundle, artifact, opened, keys or [None], scope)
+        _import_bundle(bundle, artifact, opened, keys or [None], cache_fields)
     if bodies:
-        _compute(bodies, artifact, opened, keys or [None], scope, ignores_prompt_cache_key)
+        _prefill_bodies(bodies, artifact, opened, keys or [None], cache_fields, ignores_prompt_cache_key)
 
 
-def _take_in(
-    bundle: Path, artifact: Path, options: Mapping[str, Any], keys: Sequence[str | None], scope: dict[str, str]
+def _import_bundle(
+    bundle: Path,
+    artifact: Path,
+    options: Mapping[str, Any],
+    api_keys: Sequence[str | None],
+    cache_fields: dict[str, str],
 ) -> None:
+    """Save a bundle's pages in the store, once in the namespace of each API key, and print how many.
+
+    Args:
+        options: options of the engine, with the folder `store`.
+        api_keys: None stands for requests without a key.
+        cache_fields: `cache_salt` and `prompt_cache_key`, if given.
+    """
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.artifact.manifest import PAGE_SIZE
     from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
@@ -108,44 +119,58 @@ def _take_in(
     max_bytes = EngineOptions(**options).store_bytes
     with PageStore.open(Path(options["store"]), StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), store.secret)
-        for key in keys:
-            report = import_bundle(store, bundle, namespaces.of(CacheScope(key, **scope)), evicts=True)
+        for key in api_keys:
+            report = import_bundle(store, bundle, namespaces.of(CacheScope(key, **cache_fields)), evicts=True)
             tokens = report.num_stored * PAGE_SIZE
             click.echo(f"{bundle}: {report.num_stored:,} of {report.num_pages:,} pages are saved, {tokens:,} tokens")
 
 
-def _compute(
+def _prefill_bodies(
     bodies: Sequence[Body],
     artifact: Path,
     options: Mapping[str, Any],
-    keys: Sequence[str | None],
-    scope: dict[str, str],
+    api_keys: Sequence[str | None],
+    cache_fields: dict[str, str],
     ignores_prompt_cache_key: bool,
 ) -> None:
+    """Prefill the bodies' prompts into the store, once for each API key, and print the token counts."""
     from radixlm.runtime import Engine
     from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
     with Engine(artifact, **options, idle_work=False, prefill_ms=0) as engine:
         before = _num_stored_pages(engine)
-        warmed = [each for key in keys for each in _warmed(engine, bodies, key, scope, ignores_prompt_cache_key)]
+        counts = [
+            each
+            for key in api_keys
+            for each in _prefill_for_key(engine, bodies, key, cache_fields, ignores_prompt_cache_key)
+        ]
         kept = _num_stored_pages(engine, waits=True)
-    num_prompt, num_found = sum(each.num_prompt for each in warmed), sum(each.num_found for each in warmed)
+    num_prompt, num_found = sum(each.num_prompt for each in counts), sum(each.num_found for each in counts)
     click.echo(
-        f"{len(warmed):,} prompts of {num_prompt:,} tokens: {num_prompt - num_found:,} computed, {num_found:,} found; "
+        f"{len(counts):,} prompts of {num_prompt:,} tokens: {num_prompt - num_found:,} computed, {num_found:,} found; "
         f"{options['store']} has {kept * PAGE_SIZE:,} tokens, {(kept - before) * PAGE_SIZE:,} more than before"
     )
 
 
-def _warmed(
-    engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str], ignores_prompt_cache_key: bool
-) -> list[Warmed]:
+def _prefill_for_key(
+    engine: Engine,
+    bodies: Sequence[Body],
+    key: str | None,
+    cache_fields: dict[str, str],
+    ignores_prompt_cache_key: bool,
+) -> list[PrefillCounts]:
+    """Prefill the bodies' prompts through a server in this process, with one API key; return the counts of each.
+
+    Raises:
+        ValueError: the server refuses a body; the message begins with the body's line.
+    """
     from radixlm.runtime.progress import Progress, Stage
     from radixlm.runtime.server import create_app
 
     keys = () if key is None else (key,)
     app = create_app(engine, api_keys=keys, ignores_prompt_cache_key=ignores_prompt_cache_key)
     model_id = engine.manifest.name
-    warmed = []
+    counts = []
     stages = tuple(Stage(f"{number} of {len(bodies)}", "tokens", 1.0) for number in range(1, len(bodies) + 1))
     with ExitStack() as shown:
         display = shown.enter_context(ProgressDisplay(sys.stderr))
@@ -155,10 +180,12 @@ def _warmed(
                 display(Progress(stage, done, total, stages))
 
             try:
-                warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, progressed)))
+                counts.append(
+                    asyncio.run(send_prefill(app, body.path, body.warming(model_id, cache_fields), key, progressed))
+                )
             except ValueError as error:
                 raise ValueError(f"{body.where}: {error}") from error
-    return warmed
+    return counts
 
 
 def _num_stored_pages(engine: Engine, *, waits: bool = False) -> int:

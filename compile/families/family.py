@@ -177,7 +177,10 @@ class Family:
         return config.num_hidden_layers
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of tensors that are parts of larger ones, by the model's names."""
+        """Split tensors of a file that the model has as several: return, by the model's names, their rows in the file.
+
+        A view is a range of rows of a stored tensor. Tensors that are stored alone and unchanged are left out.
+        """
         return {}
 
     def _plain_view(self, decoder: Decoder, name: str, format_: Format) -> Views:
@@ -186,7 +189,7 @@ class Family:
 
 
 def parts_of(stored: str, linears: Iterable[Linear]) -> Iterator[tuple[str, Views]]:
-    """Yield views of matrices and biases that are concatenated in the tensor `stored` and in its bias."""
+    """Yield the views that split the tensor `stored` and its bias into matrices and biases, by the name of each."""
     start = 0
     for linear in linears:
         stop = start + linear.num_outputs
@@ -195,8 +198,11 @@ def parts_of(stored: str, linears: Iterable[Linear]) -> Iterator[tuple[str, View
         start = stop
 
 
-def fused_gate_up(decoder: Decoder) -> Iterator[tuple[str, Views]]:
-    """Yield views of joined gates, as llama.cpp's converter leaves them: `ffn_up` has gates' rows before its own."""
+def split_gate_up(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    """Yield the views that split each layer's `ffn_up` in GGUF into gate and up, by the name of the part.
+
+    llama.cpp's converter leaves both joined, the gate's rows first.
+    """
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer.mlp, DenseFeedForward)
         yield from parts_of(f"blk.{index}.ffn_up.weight", layer.mlp.inputs)

@@ -50,7 +50,7 @@ class Gemma2(Family):
             rope=self.rope(c, slides=slides),
             window=self._window(c) if slides else None,
             bidirectional=self._is_bidirectional(c),
-            scale=self._scaled_by(c) ** -0.5,
+            scale=self._score_divisor(c) ** -0.5,
             soft_cap=c("attn_logit_softcapping"),
             qk_norm=self.qk_norm,
         )
@@ -79,8 +79,8 @@ class Gemma2(Family):
         """Return whether tokens see those after them; llama.cpp has a name of its own for such models."""
         return bool(c("use_bidirectional_attention", c.class_name == _EMBEDDING))
 
-    def _scaled_by(self, c: Settings) -> float:
-        """Return the number by whose root scores are divided.
+    def _score_divisor(self, c: Settings) -> float:
+        """Return the number whose square root divides the scores: `query_pre_attn_scalar`.
 
         GGUF has no key for it; only that of 27B differs from the head size.
         """

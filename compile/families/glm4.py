@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from radixlm.runtime.artifact.model_config import LayerConfig, QKNorm, Router, SharedExpert
 
 from ..layers.decoder import Decoder
-from .family import Family, Format, Views, fused_gate_up
+from .family import Family, Format, Views, split_gate_up
 from .settings import Settings
 
 
@@ -31,7 +31,7 @@ class Glm4(Family):
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """Return views of gates and `up`, which llama.cpp's files join; the source splits those of checkpoints."""
-        return dict(fused_gate_up(decoder)) if format_ == "gguf" else {}
+        return dict(split_gate_up(decoder)) if format_ == "gguf" else {}
 
 
 class Glm4MoE(Family):

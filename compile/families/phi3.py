@@ -8,7 +8,7 @@ from radixlm.runtime.artifact.model_config import LayerConfig
 
 from ..layers.attention import SelfAttention
 from ..layers.decoder import Decoder
-from .family import Family, Format, Views, fused_gate_up, parts_of
+from .family import Family, Format, Views, parts_of, split_gate_up
 from .settings import Settings
 
 
@@ -29,7 +29,7 @@ class Phi3(Family):
         """Return views of gates and `up`, which llama.cpp's files join; the source splits those of checkpoints."""
         if format_ == "huggingface":
             return {}
-        found = dict(fused_gate_up(decoder))
+        found = dict(split_gate_up(decoder))
         for index, layer in enumerate(decoder.layers):
             assert isinstance(layer.self_attn, SelfAttention)
             found |= dict(parts_of(f"blk.{index}.attn_qkv.weight", layer.self_attn.inputs))

@@ -183,7 +183,7 @@ class Settings:
         return int(hidden_size // num_heads)
 
     def function(self, default: str = "silu") -> Function:
-        """Return the gated function that `hidden_act` names."""
+        """Return the activation function of gated feed-forward layers, which `hidden_act` names."""
         return self.named_function("hidden_act", self("hidden_activation", self("hidden_act", default)))
 
     def named_function(self, key: str, name: Any) -> Function:

@@ -43,7 +43,7 @@ class CheckpointTensors:
         return None
 
     def read_float32(self, name: str, rows: RowIndex) -> Float32:
-        """Return the same numbers in float32, before any rounding by `read`."""
+        """Return the rows that `read` returns, in float32, and without the rounding that `read` may do."""
         between, chosen = _cover(rows)
         tensor = self._tensors[name]
         if isinstance(tensor, PlainTensor):

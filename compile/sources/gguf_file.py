@@ -168,12 +168,14 @@ class _BoundedReader(gguf.GGUFReader):
         super().__init__(path)
 
     def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[gguf.ReaderField]]:
+        """Read the tensors' descriptions, `MAX_TENSORS` at most."""
         if count > MAX_TENSORS:
             raise ValueError(f"{count} tensors; {MAX_TENSORS} at most are read")
         found: tuple[int, list[gguf.ReaderField]] = super()._build_tensor_info(offs, count)
         return found
 
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        """Refuse tensors without dimensions and of types that are not read, then make the others."""
         for field in fields:
             _, _, num_dimensions, _, (type_id, *_), *_ = field.parts  # after the length of the name, and the name
             if not num_dimensions[0]:
@@ -183,6 +185,11 @@ class _BoundedReader(gguf.GGUFReader):
         super()._build_tensors(start_offs, fields)
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> NDArray[Any]:
+        """Return numbers at an offset of the file.
+
+        Raises:
+            EOFError: the file ends before them.
+        """
         end = int(offset) + np.dtype(dtype).itemsize * int(count)
         if end > len(self.data):
             raise EOFError(f"truncated: it has {len(self.data)} bytes and needs {end} at least")
@@ -190,6 +197,7 @@ class _BoundedReader(gguf.GGUFReader):
         return result
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        """Return a value's size, arrays, indices of its data and types, as the base class does; read arrays at once."""
         if self.byte_order == "S":
             raise ValueError("it is big-endian; convert it with gguf-convert-endian")
         if raw_type != gguf.GGUFValueType.ARRAY:

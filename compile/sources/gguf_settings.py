@@ -104,7 +104,12 @@ def gguf_settings(file: GGUFFile) -> Settings:
 
 
 def _check_heads(label: str, values: Mapping[str, Any], value_length: int | None) -> None:
-    """Raise UnsupportedArchitecture if the sizes of keys and values differ."""
+    """Raise UnsupportedArchitecture if the sizes of a head's keys and values differ.
+
+    Args:
+        label: begins the message.
+        value_length: size of a head's values; None: not stated.
+    """
     head_dim = values["head_dim"]
     if head_dim is not None and value_length not in (None, head_dim):
         raise UnsupportedArchitecture(

@@ -114,6 +114,11 @@ class MLCFiles:
 
     @cached_property
     def _index(self) -> Path:
+        """Return the path of the file that lists the tensors.
+
+        Raises:
+            SourceNotFound: there is none.
+        """
         index = next((self._path / name for name in INDEXES if (self._path / name).is_file()), None)
         if index is None:
             raise SourceNotFound(f"{self._path} is no model that can be read: it has no {' and no '.join(INDEXES)}")

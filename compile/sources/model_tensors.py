@@ -235,7 +235,11 @@ class _SplitHeads:
     parts: Mapping[str, _HeadRows]
 
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Return every tensor, with the stacks in place of the joined tensors."""
+        """Return shapes and types by name, as if the stacks of heads were stored one by one.
+
+        A tensor that joins several stacks, such as the `kv_b_proj` of latent attention, is left out, and its parts are
+        listed.
+        """
         infos = self.stored.infos()
         joined = {part.joined for part in self.parts.values()}
         found = {name: info for name, info in infos.items() if name not in joined}
@@ -262,7 +266,7 @@ class _SplitHeads:
         return Weight(first.kind, part.turned(rows, width, lambda stored: self.stored.read(part.joined, stored).codes))
 
     def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
-        """Return planes as `StoredTensors` does; None for transposed stacks."""
+        """Return rows of a tensor or stack as bit planes; None if it is not stored so, or the stack is transposed."""
         part = self.parts.get(name)
         if part is None:
             return self.stored.read_planes(name, rows)

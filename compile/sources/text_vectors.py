@@ -202,6 +202,11 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _pooling(path: Path, said: Json) -> Pooling:
+    """Return how a model makes one vector of its tokens' vectors, from the settings of its pooling module.
+
+    Raises:
+        UnsupportedArchitecture: by several modes, or by one that is not supported.
+    """
     mode = said.get("pooling_mode")
     modes = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else None
     if modes is None:

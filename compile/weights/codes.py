@@ -76,7 +76,7 @@ class _Planes:
         return packed.reshape(*chunks.shape[:2], -1)
 
     def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, lookups: Lookups) -> Expr:
-        """Return the levels of bytes of a chunk, joined from all planes."""
+        """Return codes of a chunk, one in each byte, joined from the bits in all planes; see `Codes.piece`."""
         code = None
         for plane, (width, low) in enumerate(zip(self.widths, self.lows, strict=True)):
             packed = memory[lanes(start + self._line(plane, chunk) * CHUNK + offset, size)]
@@ -85,7 +85,7 @@ class _Planes:
         return code
 
     def some(self, memory: Memory, group: Expr, chunk: Expr, byte: Expr, n: int) -> Expr:
-        """Return some levels of a chunk, joined from all planes."""
+        """Return codes of a chunk as int32, joined from the bits in all planes; see `Codes.some`."""
         code = None
         for plane, (width, low) in enumerate(zip(self.widths, self.lows, strict=True)):
             packed = memory[lanes(group * self.group_bytes + self._line(plane, chunk) * CHUNK + byte, n)]
@@ -125,7 +125,7 @@ class _Table(_Planes):
         self.max_level, self.levels = max_level(codes), TABLES[codes]
 
     def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, lookups: Lookups) -> Expr:
-        """Return the levels of bytes of a chunk, looked up in the table."""
+        """Return levels of a chunk, one in each byte, looked up by their codes; see `Codes.piece`."""
         most = max(lookups, default=size)
         if most < size:
             parts = [self.piece(memory, start, chunk, at, most, lookups) for at in range(offset, offset + size, most)]

@@ -91,7 +91,11 @@ class WeightPlan:
         self._end = 0
 
     def matrix(self, parts: tuple[tuple[str, int], ...], num_inputs: int, num_experts: int = 1) -> Matrix:
-        """Plan a matrix, or return the planned one (a tied output matrix)."""
+        """Plan a matrix, or return the planned one (a tied output matrix).
+
+        Args:
+            parts: names of matrices and their numbers of outputs, concatenated in the matrix.
+        """
         is_sorted = parts[0][0] in self.sorted_inputs
         assert num_experts == 1 or not is_sorted
         matrix = Matrix(parts, self.kinds[parts[0][0]], num_inputs, is_sorted, num_experts)
@@ -102,7 +106,11 @@ class WeightPlan:
         return matrix
 
     def vector(self, parts: tuple[tuple[str, int], ...], num_experts: int = 1) -> Vector:
-        """Plan a vector of float32."""
+        """Plan a vector of float32, or return the planned one.
+
+        Args:
+            parts: names of tensors and their numbers of elements, concatenated in the vector.
+        """
         vector = Vector(parts, num_experts)
         if vector.name not in self.vectors:
             self.vectors[vector.name] = vector

@@ -219,12 +219,12 @@ def _choose_q8(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]
 
 
 def _choose_q4(groups: Float32) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """Return codes and scales of groups of 32, none with a larger squared error than llama.cpp's Q4_0.
+    """Return codes and scales of groups of 32 with a small weighted error, and no larger squared error than Q4_0.
 
-    A few scales per group are tried. Q4_0 maps the value of largest magnitude to -8, so that it is exact. The
-    candidates map it a little higher or lower, then refit the scale to their codes by least squares. An error's weight
-    is the root mean square of the group plus the value's own magnitude. Plain least squares would spend the large
-    values, which the model needs most, on the small ones.
+    A few scales per group are tried. llama.cpp's Q4_0 maps the value of largest magnitude to -8, so that it is exact.
+    The candidates map it a little higher or lower, then refit the scale to their codes by least squares. An error's
+    weight is the root mean square of the group plus the value's own magnitude. Plain least squares would spend the
+    large values, which the model needs most, on the small ones.
     """
     magnitudes = np.abs(groups)
     extreme = np.take_along_axis(groups, magnitudes.argmax(axis=1, keepdims=True), axis=1)

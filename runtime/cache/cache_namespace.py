@@ -87,12 +87,12 @@ class CacheNamespaces:
     def __init__(self, model: ModelIdentity, secret: bytes | None = None) -> None:
         secret = secrets.token_bytes(32) if secret is None else secret
         self._model = blake2b(key=secret, digest_size=32, person=_PERSON)
-        self._model.update(_framed(model))
+        self._model.update(_encode_values(model))
 
     def of(self, scope: CacheScope) -> bytes:
         """Return the namespace of a scope: 32 bytes."""
         hashed = self._model.copy()
-        hashed.update(_framed(replace(scope, adapter=None)))
+        hashed.update(_encode_values(replace(scope, adapter=None)))
         return hashed.digest() if scope.adapter is None else adapted_namespace(hashed.digest(), scope.adapter)
 
 
@@ -128,7 +128,7 @@ def _hashed(value: bytes) -> bytes:
     return blake2b(value, digest_size=_HASH_BYTES, person=_ADAPTED).digest()
 
 
-def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:
+def _encode_values(dimensions: ModelIdentity | CacheScope) -> bytes:
     """Encode each value as a presence byte, its length and itself, so that different values give different bytes."""
     framed = b""
     for value in vars(dimensions).values():  # in the order of the fields
@@ -141,6 +141,7 @@ def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:
 
 
 def _is_unicode(text: str) -> bool:
+    """Return whether a text can be encoded as UTF-8, that is, has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

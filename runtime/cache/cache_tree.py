@@ -96,7 +96,7 @@ class CacheTree:
             if num_users:  # a sequence that owns a page owns all before it
                 num_used_pages += sum(cache.pool.num_users(page) > 0 for page in node.pages)
             if place < max_runs:
-                runs.append(_run_of(node, parent, num_users, now, num_own_states, num_shared))
+                runs.append(_describe_run(node, parent, num_users, now, num_own_states, num_shared))
                 places[node.node_id] = place
             waiting.extend(_children(node, place))
         return cls(
@@ -109,7 +109,7 @@ class CacheTree:
             is_whole=num_runs == len(runs) and not waiting,
             is_counted=not waiting,
             num_states=num_states,
-            uses=tuple(_placed(use, cache, namespace, places) for use in (*live, *cache.uses.ended(namespace))),
+            uses=tuple(_with_run(use, cache, namespace, places) for use in (*live, *cache.uses.ended(namespace))),
             now=now,
         )
 
@@ -123,7 +123,10 @@ class CachedText:
 
     @classmethod
     def of(cls, cache: PrefixCache, namespace: bytes, node_id: int) -> CachedText | None:
-        """Return the run that a `TreeRun` described. None if it is gone, or too far from the root to search for."""
+        """Return all tokens of the run whose `TreeRun` had this node id.
+
+        None if the run is gone, or too far from the root to be searched for.
+        """
         root = cache.tree.root(namespace)
         waiting: deque[Node] = deque(root.children if root else ())
         for _ in range(MAX_RUNS_COUNTED):
@@ -145,7 +148,12 @@ class CacheCleared:
     num_discarded_pages: int = 0  # removed from disk
 
 
-def _placed(use: CacheUse, cache: PrefixCache, namespace: bytes, places: dict[int, int]) -> CacheUse:
+def _with_run(use: CacheUse, cache: PrefixCache, namespace: bytes, places: dict[int, int]) -> CacheUse:
+    """Return a request's use with the index of the run at which it ended; unchanged if that run is gone.
+
+    Args:
+        places: index in the list of runs, by node id.
+    """
     node = None if use.mark is None else use.mark.node(cache.tree, namespace)
     return use if node is None else replace(use, run=places.get(node.node_id))
 
@@ -161,7 +169,18 @@ def _children(node: Node, place: int | None) -> Iterator[tuple[Node, int | None,
         before = child.key
 
 
-def _run_of(node: Node, parent: int | None, num_users: int, now: float, num_states: int, num_shared: int) -> TreeRun:
+def _describe_run(
+    node: Node, parent: int | None, num_users: int, now: float, num_states: int, num_shared: int
+) -> TreeRun:
+    """Return the description of a node's run, for display.
+
+    Args:
+        parent: index of the parent's run in the list of runs; None for a run that begins the prompt.
+        num_users: number of live requests that use the run.
+        now: seconds, on the cache's clock.
+        num_states: number of snapshots of recurrent states in the run.
+        num_shared: number of first tokens that the sibling before it has, too.
+    """
     return TreeRun(
         parent=parent,
         start=node.start * PAGE_SIZE,

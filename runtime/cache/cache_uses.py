@@ -104,7 +104,7 @@ class CacheUses:
             self._ended.pop(namespace, None)
 
     def forget_unused(self, since: float) -> None:
-        """Forget the requests that ended before `since`."""
+        """Forget the requests that ended before the time `since`."""
         for namespace in list(self._ended):
             uses = Cache.__getitem__(self._ended, namespace)  # does not count as a use
             while uses and (uses[0].ended_at or 0.0) < since:

@@ -95,7 +95,7 @@ class Eviction:
         owned: list[Node] = []  # leaves whose last page a live sequence owns: at most one each
         while num_pages > 0:
             leaf = self.leaves.pop()
-            if self.before_evict is not None and (num_leaving := self._num_unused(leaf, num_pages)):
+            if self.before_evict is not None and (num_leaving := self._count_unused(leaf, num_pages)):
                 self.before_evict(leaf, num_leaving)
             num_pages -= self.trim(leaf, num_pages)
             if leaf.pages:
@@ -124,7 +124,7 @@ class Eviction:
         num_unused, needed = 0, set[int]()  # runs with a child that stays
         for node in reversed(nodes):
             is_newer = node.used_at >= since or node.node_id in needed
-            num_pages = 0 if is_newer else self._num_unused(node, len(node.pages))
+            num_pages = 0 if is_newer else self._count_unused(node, len(node.pages))
             num_unused += num_pages
             if num_pages < len(node.pages) and node.parent is not None:
                 needed.add(node.parent.node_id)
@@ -132,7 +132,7 @@ class Eviction:
 
     def trim(self, leaf: Node, num_pages: int) -> int:
         """Free up to `num_pages` last pages of a leaf that no sequence owns; return their number."""
-        num_trimmed = self._num_unused(leaf, num_pages)
+        num_trimmed = self._count_unused(leaf, num_pages)
         if num_trimmed == 0:
             return 0
         start = (len(leaf.pages) - num_trimmed) * PAGE_BYTES
@@ -158,8 +158,8 @@ class Eviction:
         else:
             self.leaves.push(parent)
 
-    def _num_unused(self, leaf: Node, num_pages: int) -> int:
-        """Count the unowned pages at the end of a leaf, among its last `num_pages`."""
+    def _count_unused(self, leaf: Node, num_pages: int) -> int:
+        """Return how many pages at the end of a leaf no sequence owns, `num_pages` at most."""
         limit = min(num_pages, len(leaf.pages))
         users = (self._pool.num_users(leaf.pages[-1 - index]) for index in range(limit))
         return sum(1 for _ in takewhile(lambda num_users: num_users == 0, users))

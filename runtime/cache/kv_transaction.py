@@ -140,7 +140,7 @@ class KVTransaction:
         num_kept, num_rows = len(sequence.page_ids), rows.start % PAGE_SIZE
         must_copy = num_rows > 0 and not self._pool.is_private(sequence.page_ids[-1])
         num_kept -= must_copy
-        taken, state_out = self._take(num_pages_for(rows.stop) - num_kept)
+        taken, state_out = self._take_pages(num_pages_for(rows.stop) - num_kept)
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
         draft, state_in = tuple(draft_ids), sequence.state.slot
         reservation = Reservation(
@@ -248,7 +248,7 @@ class KVTransaction:
         """Forget all reservations without releasing their pages, because the pool is no longer used."""
         self._reservations.clear()
 
-    def _take(self, num_pages: int) -> tuple[list[int], int]:
+    def _take_pages(self, num_pages: int) -> tuple[list[int], int]:
         """Take pages and, for a recurrent model, a slot for a state; both or none."""
         states = self._tree.states
         slot = NO_STATE if states is None else states.allocate()

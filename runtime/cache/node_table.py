@@ -58,7 +58,7 @@ class NodeTable:
 
     def extend(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> None:
         """Append full pages to a node's run."""
-        self._add_pages(page_ids)
+        self._register_pages(page_ids)
         node.run += key
         node.pages += page_ids
         node.generated += generated
@@ -66,7 +66,7 @@ class NodeTable:
 
     def add_child(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> Node:
         """Put pages into a new node below a root or a node."""
-        self._add_pages(page_ids)
+        self._register_pages(page_ids)
         self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)
         start = node.start + len(node.pages)
         child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
@@ -91,7 +91,7 @@ class NodeTable:
         parent, page = leaf.parent, leaf.key
         assert parent is not None and not leaf.children
         parent.remove(leaf)
-        self._drop_pages(leaf, len(leaf.pages))
+        self._forget_pages(leaf, len(leaf.pages))
         del self.nodes[leaf.node_id]
         if not is_superseded:
             self.forget_states(parent, len(parent.pages), page)
@@ -108,7 +108,7 @@ class NodeTable:
         """Remove the last pages of a leaf, but not all of them."""
         left = len(node.pages) - num_pages
         page = bytes(node.run[left * PAGE_BYTES : (left + 1) * PAGE_BYTES])
-        self._drop_pages(node, num_pages)
+        self._forget_pages(node, num_pages)
         self.forget_states(node, left, page)
 
     def forget_states(self, node: Node, num_pages: int, page: bytes) -> None:
@@ -128,7 +128,8 @@ class NodeTable:
 
         self._states.forget_rows(node.pages[num_pages - 1] if num_pages else node.namespace, page, goes_on)
 
-    def _drop_pages(self, node: Node, num_pages: int) -> None:
+    def _forget_pages(self, node: Node, num_pages: int) -> None:
+        """Cut the last `num_pages` pages off a node: they are no longer the tree's. Tells pool, states and log."""
         self.version += 1
         self.num_dropped += num_pages
         left = len(node.pages) - num_pages
@@ -167,7 +168,8 @@ class NodeTable:
         assert self.num_unused_rows == unused, f"{unused} rows are unused, {self.num_unused_rows} counted"
         assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
 
-    def _add_pages(self, page_ids: list[int]) -> None:
+    def _register_pages(self, page_ids: list[int]) -> None:
+        """Make the tree an owner of pages that a node gained. Tells pool and log."""
         self.version += 1
         self._pool.add_to_tree(page_ids)
         size = len(self._node_of_page)

@@ -266,11 +266,15 @@ def _regain_rows(pool: PagePool, shared: AnySequence[int], own: AnySequence[int]
 
 def leave_in_tree(pool: PagePool, tree: RadixTree, sequence: Sequence) -> None:
     """Keep the shareable rows of the last, partial page in the tree; the full pages are there already."""
-    _leave_tail(tree, sequence)
+    _share_tail(tree, sequence)
     keep_window(pool, sequence, sequence.num_shareable)
 
 
-def _leave_tail(tree: RadixTree, sequence: Sequence) -> None:
+def _share_tail(tree: RadixTree, sequence: Sequence) -> None:
+    """Put the sequence's partial last page into the tree, for others to copy its rows, and mark the full pages as used.
+
+    Without a partial page, a namespace, or with a sparse span, only mark the full pages as used.
+    """
     num_full, num_tail = divmod(sequence.num_shareable, PAGE_SIZE)
     full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
     if not num_tail or sequence.sparse is not None or sequence.namespace is None:  # no tail to share
@@ -299,13 +303,13 @@ def keep_states(tree: RadixTree, sequence: Sequence) -> None:
     """Leave the states after a sequence's last full page and after all computed tokens, for others to resume from."""
     state = sequence.state
     if 0 < state.num_page_tokens < sequence.num_computed:
-        _keep(tree, sequence, state.num_page_tokens, state.page_slot)
+        _keep_snapshot(tree, sequence, state.num_page_tokens, state.page_slot)
     keep_state(tree, sequence)
 
 
 def keep_state(tree: RadixTree, sequence: Sequence) -> None:
     """Leave the state after a sequence's computed tokens for others to resume from, if these tokens can be shared."""
-    _keep(tree, sequence, sequence.num_computed, sequence.state.slot)
+    _keep_snapshot(tree, sequence, sequence.num_computed, sequence.state.slot)
 
 
 def forget_states(tree: RadixTree, sequence: Sequence) -> None:
@@ -316,7 +320,11 @@ def forget_states(tree: RadixTree, sequence: Sequence) -> None:
         tree.forget_states(sequence.namespace, sequence.page_ids[:num_full], tokens)
 
 
-def _keep(tree: RadixTree, sequence: Sequence, stop: int, slot: int) -> None:
+def _keep_snapshot(tree: RadixTree, sequence: Sequence, stop: int, slot: int) -> None:
+    """Keep the recurrent state in `slot` as a snapshot after the first `stop` tokens, for others to resume from.
+
+    Nothing is kept if the model has no states, the tokens cannot be shared, or the namespace has no run.
+    """
     states, namespace = tree.states, sequence.namespace
     if states is None or namespace is None or not 0 < stop <= sequence.num_shareable or tree.root(namespace) is None:
         return

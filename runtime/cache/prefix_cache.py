@@ -230,7 +230,7 @@ class PrefixCache(Memory):
         """Return a transaction for one step, to be used in a `with`."""
         if self._kv_log is not None and self._kv_log.is_full:  # between two steps the state is consistent
             state: dict[str, object] = {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids()}
-            self._kv_log.turn(**state, sequences=self.sequences.log_state())
+            self._kv_log.rotate(**state, sequences=self.sequences.log_state())
         return KVTransaction(self.pool, self.tree, self._kv_log)
 
     def settle(self, sequence: Sequence, num_certain: int | None) -> None:

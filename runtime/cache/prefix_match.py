@@ -85,7 +85,7 @@ def match_prompt(
             key = encode_key(prompt[: min(num_match, len(prompt) - 1)])
             found = tree.find_resumable(namespace, key)
     by_kind = _tokens_by_kind(kinds, found.num_tokens, num_known)
-    return _match_of(tree, found, prompt, num_match, namespace, by_kind, key)
+    return _make_match(tree, found, prompt, num_match, namespace, by_kind, key)
 
 
 def match_again(tree: RadixTree, match: PrefixMatch) -> PrefixMatch:
@@ -95,10 +95,10 @@ def match_again(tree: RadixTree, match: PrefixMatch) -> PrefixMatch:
     """
     found = tree.find_resumable(match.namespace, match.key)
     by_kind: dict[MatchKind, int] = {"exact": found.num_tokens} if found.num_tokens else {}
-    return _match_of(tree, found, match.prompt_ids, match.num_match, match.namespace, by_kind, match.key)
+    return _make_match(tree, found, match.prompt_ids, match.num_match, match.namespace, by_kind, match.key)
 
 
-def _match_of(
+def _make_match(
     tree: RadixTree,
     found: FoundRun,
     prompt: tuple[int, ...],
@@ -107,6 +107,14 @@ def _match_of(
     tokens_by_kind: Mapping[MatchKind, int],
     key: bytes,
 ) -> PrefixMatch:
+    """Return the match of a prompt: the pages found, the tokens by kind, and why no more is cached.
+
+    Args:
+        found: the longest run in the tree after which the prompt can resume.
+        num_match: number of first ids that could have matched.
+        namespace: the part of the tree that was searched; None: matching is off.
+        key: the ids that were searched for, encoded.
+    """
     return PrefixMatch(
         prompt_ids=prompt,
         num_match=num_match,
@@ -139,6 +147,7 @@ def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[Match
 
 
 def _why_not_more(tree: RadixTree, found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
+    """Return why a match of at most `limit` tokens ends where `found` does, with the next ids of cache and prompt."""
     position = found.num_tokens
     if position >= limit:
         return WhyNotMore("complete", position)

@@ -35,7 +35,11 @@ class PromptText:
         return (*extra, *self.spelled.ids[index : None if limit is None else index + limit])
 
     def tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
-        """Return `SpelledPrompt.tail`; None within a character, too, unless the prompt's own ids begin there."""
+        """Return ids that spell the text from `offset` to the next of the prompt's own ids, and that one's index.
+
+        There are none to spell if one of the prompt's own ids begins at `offset`. Returns None within a character, and
+        if no ids spell the text.
+        """
         index = self.spelled.canonical_index(offset)
         if index is not None:
             return (), index
@@ -67,9 +71,14 @@ class PromptText:
                         break
                     done, offset = done + 1, offset + len(piece)
                 break
-        return self._whole_characters(run, start, done, offset)
+        return self._cut_at_character(run, start, done, offset)
 
-    def _whole_characters(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
+    def _cut_at_character(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
+        """Return how many of the tokens `[start, stop)` of a run to follow, and the text offset after them.
+
+        They spell the text up to `offset`. The last ones are left out if they end within a character.
+        If that leaves no token, all of them count.
+        """
         last, end = stop, offset
         while last > start and not self.spelled.is_character_boundary(end):
             last -= 1
@@ -130,7 +139,7 @@ class PromptCursor:
 
     def rest(self, limit: int | None = None) -> tuple[int, ...] | None:
         """Return the ids of the rest of the prompt, at least the first `limit`; None if no ids spell it."""
-        script, text = self._left()
+        script, text = self._script_left()
         rest = self._prompt.rest(self.offset + len(text), limit)
         return None if rest is None else (*script, *rest)
 
@@ -140,12 +149,15 @@ class PromptCursor:
 
     def next_text(self) -> bytes:
         """Return at least the text that the next page of tokens spells."""
-        _, text = self._left()
+        _, text = self._script_left()
         offset = self.offset + len(text)
         return text + self._prompt.spelled.text[offset : offset + MAX_PAGE_TEXT]
 
-    def next_places(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield each position within the next page: the client's ids from here up to it, and its offset."""
+    def reply_positions(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yield each position within the next page at which a reply can begin, as `(ids, offset)`.
+
+        `ids` are the client's from here up to it, `offset` is its place in the prompt's text.
+        """
         ids = (self.rest(PAGE_SIZE) or ())[:PAGE_SIZE]
         offset = self.offset
         for count, token_id in enumerate(ids):
@@ -153,7 +165,7 @@ class PromptCursor:
                 yield ids[:count], offset
             offset += len(self._prompt.spelled.spell(token_id))
 
-    def _left(self) -> tuple[list[int], bytes]:
+    def _script_left(self) -> tuple[list[int], bytes]:
         """Return the remaining ids of the script, and the text that they spell."""
         ids = tokens_of(self._script, self._at // TOKEN_BYTES, len(self._script) // TOKEN_BYTES)
         return ids, b"".join(map(self._prompt.spelled.spell, ids))
@@ -198,7 +210,10 @@ class PromptCursor:
         return count
 
     def _follow_client(self, run: Key, start: int, stop: int) -> int:
-        """Follow client tokens after a reply, or one token whose encoding can depend on the text after it."""
+        """Follow a client's tokens: the prompt's text after a reply, in the client's encoding; return how many match.
+
+        Else follow a single token that spells the text: its encoding can depend on a reply that comes after it.
+        """
         spelled = self._prompt.spelled
         if not self._script and not self._num_pending and self.index is None:
             tail = self._prompt.tail(self.offset)  # None within a character: such a prompt continues a reply

@@ -206,7 +206,10 @@ class Node:
         return None
 
     def tail_before(self, page_key: bytes) -> Node | None:
-        """Return the tail whose rows are the first ones of `page_key`, if it is the sibling before; else None."""
+        """Return the child that is a partial page and holds the first tokens of the full page `page_key`.
+
+        None if there is none. It would be the sibling right before that page.
+        """
         place = bisect_left(self.keys, page_key)
         if place > 0 and self.children[place - 1].is_tail and page_key.startswith(self.keys[place - 1]):
             return self.children[place - 1]

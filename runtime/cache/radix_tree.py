@@ -280,7 +280,13 @@ class RadixTree:
         return (self._table.root(namespace), 0) if last_above is None else self._table.end_of(last_above, num_above)
 
     def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> Node:
-        """Append a run to `node`: to its own run if nothing else continues it, else as a child."""
+        """Append pages of tokens after `node`, and return the node that holds them: `node` itself, or a new child.
+
+        A node without children is extended. A root, and a node from which a continuation was evicted, gets a child.
+
+        Args:
+            generated: one byte a token, 1 if a model generated it.
+        """
         generated = self._supersede_tail(node, key, generated)
         if node.children or node.evicted or node.parent is None:
             return self._table.add_child(node, key, page_ids, generated)
@@ -300,6 +306,7 @@ class RadixTree:
         return generated
 
     def _split(self, node: Node, num_pages: int) -> None:
+        """Cut a run after `num_pages` pages; the lower part becomes its child, and a leaf if it has no children."""
         lower = self._table.split(node, num_pages)
         if not lower.children:
             self.eviction.leaves.push(lower)

@@ -81,7 +81,7 @@ class ReplyAliases:
             self._num_tokens += len(alias.ids)
         self._use(key)
         while self._num_tokens > self._max_tokens:
-            self._drop(next(iter(self._aliases)))
+            self._forget_aliases(next(iter(self._aliases)))
 
     def find(self, namespace: bytes, num_tokens: int, prompt_key: Callable[[], bytes]) -> tuple[ReplyAlias, ...]:
         """Return the aliases of the namespace's replies to exactly these ids.
@@ -103,7 +103,7 @@ class ReplyAliases:
     def forget(self, namespace: bytes | None = None) -> None:
         """Forget the aliases of a namespace, or all."""
         for key in [key for key in self._aliases if namespace in (None, key[0])]:
-            self._drop(key)
+            self._forget_aliases(key)
 
     def start_over(self) -> None:
         """Forget all aliases, whatever state this object is in."""
@@ -114,13 +114,14 @@ class ReplyAliases:
     def forget_unused(self, since: float) -> None:
         """Forget the aliases that were neither recorded nor found since `since`, on the clock."""
         while self._aliases and self._used_at[next(iter(self._aliases))] < since:
-            self._drop(next(iter(self._aliases)))
+            self._forget_aliases(next(iter(self._aliases)))
 
     def _use(self, key: _Key) -> None:
         self._aliases.move_to_end(key)
         self._used_at[key] = self._clock()
 
-    def _drop(self, key: _Key) -> None:
+    def _forget_aliases(self, key: _Key) -> None:
+        """Forget the aliases of one prompt, and update the counts."""
         self._num_tokens -= sum(len(old.ids) for old in self._aliases.pop(key))
         del self._used_at[key]
         self._num_of_length[key[:2]] -= 1

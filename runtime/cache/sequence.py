@@ -323,14 +323,15 @@ class Sequence:
 
     def preempt(self) -> None:
         """Release all pages; the tokens stay, uncomputed."""
-        self._give_back("preempt")
+        self._release_kv("preempt")
 
     def close(self) -> None:
         """Release all pages for good; the tokens can still be read."""
-        self._give_back("close")
+        self._release_kv("close")
         self._is_closed = True
 
-    def _give_back(self, event: str) -> None:
+    def _release_kv(self, event: str) -> None:
+        """Release all pages and the state of the sequence, which keeps its tokens; log it as `event`."""
         before, num_free = self._num_computed, self._pool.num_free
         self.take_kv([], 0, b"")
         if self._kv_log is not None:

@@ -50,7 +50,10 @@ class SpelledChildren(Generic[Child]):
         begins `text`. Of the other children only the nearest to where `text` sorts are tried.
         """
         place = self._place(text, len(self._entries))
-        near = [*self._near(text, range(place - 1, -1, -1)), *self._near(text, range(place, len(self._entries)))]
+        near = [
+            *self._nearest_on_side(text, range(place - 1, -1, -1)),
+            *self._nearest_on_side(text, range(place, len(self._entries))),
+        ]
         yield from sorted((entry for entry in near if entry[1]), key=lambda entry: entry[1])
         # a page that `text` begins with sorts before it; the common bytes say where the next one can be
         while place > 0:
@@ -62,8 +65,8 @@ class SpelledChildren(Generic[Child]):
             else:
                 place = self._place(text[:common], place)
 
-    def _near(self, text: bytes, places: range) -> Iterator[tuple[Child, int]]:
-        """Yield the children on one side, the nearest first, each with the last byte of `text` that it can reach."""
+    def _nearest_on_side(self, text: bytes, places: range) -> Iterator[tuple[Child, int]]:
+        """Yield the children at `places`, the nearest first, each with how many bytes of `text` it can spell."""
         common, best = len(text), 0
         for count, place in enumerate(places[:MAX_NEIGHBOURS]):
             spelled, _, ends, child = self._entries[place]

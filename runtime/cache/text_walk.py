@@ -109,13 +109,13 @@ class TextWalk:
         `MAX_FUTILE_RUNS` runs in a row that matched no more text. Its result can then be shorter than a match by ids.
         """
         start = PromptCursor(self._prompt)
-        self._leave(self._root, 0, start, ())
-        self._go_below(_Visit(self._root, 0, start, None, ()))
+        self._record_match(self._root, 0, start, ())
+        self._visit_below(_Visit(self._root, 0, start, None, ()))
         num_futile = 0
         while self._visits and num_futile < MAX_FUTILE_RUNS:
             visit, reach = self._visits.pop(), self._best_reach
             if visit.bound is None or visit.bound > reach:
-                self._follow(visit)
+                self._follow_run(visit)
                 num_futile = 0 if self._best_reach > reach else num_futile + 1
         assert self._best is not None
         place, cursor = self._best
@@ -125,8 +125,12 @@ class TextWalk:
         kinds = _kinds_of(self._prompt.spelled, ids, place.spans)
         return TextMatch(ids, kinds[: len(ids) - 1], self._best_reach)
 
-    def _follow(self, visit: _Visit) -> None:
-        """Follow a run as far as it matches, then its children; or go back to where the reply began."""
+    def _follow_run(self, visit: _Visit) -> None:
+        """Follow a run as far as it spells the prompt, record the match, and schedule what to follow next.
+
+        That is the run's children if all of it matched. Else, if a generated reply did not match, the reply's beginning
+        is tried again with the texts that a chat template makes of it (aliases).
+        """
         node, cursor = visit.node, visit.cursor
         num_tokens, safe, sure = node.num_tokens, None, None
         while True:
@@ -146,22 +150,27 @@ class TextWalk:
                 break
             visit.done += count
         for left in (safe, sure):
-            if left is not None and self._leave(node, *left, visit.spans):
+            if left is not None and self._record_match(node, *left, visit.spans):
                 break
         if visit.done == num_tokens:
-            self._go_below(visit)
+            self._visit_below(visit)
         elif visit.reply is not None and not cursor.is_alias:
             self._try_aliases(visit.reply)
 
-    def _leave(self, node: Node, done: int, cursor: PromptCursor, spans: tuple[AliasSpan, ...]) -> bool:
-        """End a walk here if it is the best so far; return whether the rest of the prompt can follow."""
+    def _record_match(self, node: Node, done: int, cursor: PromptCursor, spans: tuple[AliasSpan, ...]) -> bool:
+        """Record a position if it covers the most text so far; return whether the prompt's rest can follow there."""
         if cursor.offset > self._best_reach:
             if cursor.rest(0) is None:
                 return False
             self._best_reach, self._best = cursor.offset, (_TreePosition(node, done, cursor.offset, spans), cursor)
         return True
 
-    def _go_below(self, visit: _Visit) -> None:
+    def _visit_below(self, visit: _Visit) -> None:
+        """Schedule the children of a run that matched as a whole.
+
+        With too many to visit each, also look up aliases of the reply that the run is in, and of those in the next
+        page.
+        """
         node, cursor = visit.node, visit.cursor
         if len(node.children) > FEW_CHILDREN:
             if visit.reply is not None and not cursor.is_alias:
@@ -201,7 +210,7 @@ class TextWalk:
     def _try_aliases_below(self, visit: _Visit) -> None:
         """Try the aliases of replies in the next page, if there are too many children to visit each."""
         above = _TreePosition(visit.node, visit.done, visit.cursor.offset, visit.spans)
-        for before, offset in visit.cursor.next_places():
+        for before, offset in visit.cursor.reply_positions():
             self._expect_aliases(above, before, offset)
 
     def _expect_aliases(self, above: _TreePosition, before: tuple[int, ...], offset: int) -> None:

@@ -147,7 +147,7 @@ class WindowRows:
         if self.has(page_id):
             self._free[page_id] = None
             if self.num_with_rows > self.max_pages:  # after `regain` copied its rows to another page
-                self._drop([page_id])
+                self._drop_rows([page_id])
 
     # For callers that know the contents of pages.
 
@@ -210,9 +210,10 @@ class WindowRows:
                 f"{self.max_pages}, of which {self.num_with_rows - len(pages)} are in use; lower --max-num-seqs or "
                 f"raise --kv-cache-gb"
             )
-        self._drop(pages)
+        self._drop_rows(pages)
 
-    def _drop(self, page_ids: Sequence[int]) -> None:
+    def _drop_rows(self, page_ids: Sequence[int]) -> None:
+        """Release the pages' rows of sliding-window layers. `before_drop` first gets those pages that are not free."""
         owned = [page for page in page_ids if page not in self._free]
         if owned and self.before_drop is not None:
             self.before_drop(owned)
@@ -223,10 +224,10 @@ class WindowRows:
         self.num_with_rows -= len(page_ids)
         self.num_dropped += len(owned)
         self.version += bool(owned)
-        self._memory.drop_window_rows(self._runs(page_ids))
+        self._memory.drop_window_rows(self._releasable_runs(page_ids))
 
-    def _runs(self, page_ids: Sequence[int]) -> Iterable[range]:
-        """Yield pages as runs, each widened by a neighbour at either end if that has no rows either.
+    def _releasable_runs(self, page_ids: Sequence[int]) -> Iterable[range]:
+        """Yield pages as runs of neighbours, each widened by a page at either end if that has no rows either.
 
         The system takes back whole pages of its own, and one of those can span two of ours.
         """

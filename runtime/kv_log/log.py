@@ -45,7 +45,7 @@ NUM_OLDER = 4  # older files that are kept
 
 
 class RotatingFile:
-    """A file of lines, each written at once. The caller calls `turn`, between two lines, to start a new file.
+    """A file of lines, each written at once. The caller calls `rotate`, between two lines, to start a new file.
 
     Args:
         max_bytes: size at which the file is full; None: never. Pipes and devices are never full, because they cannot be
@@ -68,11 +68,11 @@ class RotatingFile:
 
     @property
     def is_full(self) -> bool:
-        """Return whether it is time to call `turn`."""
+        """Return whether it is time to call `rotate`."""
         return self._max_bytes is not None and self._num_bytes >= self._max_bytes
 
     def write(self, text: str) -> None:
-        """Add complete lines.
+        """Append complete lines to the file; never rotates it, because the caller decides when (`is_full`).
 
         Raises:
             OSError: they cannot be written.
@@ -80,7 +80,7 @@ class RotatingFile:
         self._num_bytes += len(text.encode())
         self._file.write(text)
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Rename the file and the older ones, remove the oldest, and start an empty file.
 
         Raises:
@@ -98,7 +98,7 @@ class RotatingFile:
         self._file.close()
 
     def _open(self, mode: str) -> TextIO:
-        opener = _opened_privately if self._is_private else None
+        opener = _open_privately if self._is_private else None
         return open(self._path, mode, encoding="utf-8", buffering=1, opener=opener)  # type: ignore[return-value]
 
 
@@ -108,7 +108,8 @@ def files_of(path: Path) -> list[Path]:
     return [*(file for file in older if file.is_file()), path]
 
 
-def _opened_privately(path: str, flags: int) -> int:
+def _open_privately(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, also if it exists; return its descriptor."""
     file = os.open(path, flags, 0o600)
     if stat.S_ISREG(os.fstat(file).st_mode):
         os.fchmod(file, 0o600)  # an existing file can have another mode
@@ -173,17 +174,17 @@ class KVLog:
 
     @property
     def is_full(self) -> bool:
-        """Return whether it is time to call `turn`."""
+        """Return whether it is time to call `rotate`."""
         return isinstance(self._file, RotatingFile) and self._file.is_full
 
-    def turn(self, **state: object) -> None:
-        """Start another file with a line of the complete state, so that it can be replayed without the earlier ones."""
+    def rotate(self, **state: object) -> None:
+        """Start a new file with a line of the complete `state`, so that it can be replayed without the earlier ones."""
         if isinstance(self._file, RotatingFile):
             try:
-                self._file.turn()
+                self._file.rotate()
             except OSError as error:
                 self._end(error)
-        self._add({"event": "state", "request": None, **state})
+        self._write_line({"event": "state", "request": None, **state})
 
     def write(
         self,
@@ -194,7 +195,7 @@ class KVLog:
         computed: int | None = None,
         **fields: object,
     ) -> None:
-        """Add a line.
+        """Write a line for an event, with the sequence's request, number, length and computed tokens.
 
         `length` and `computed` are values before the operation, given only if they differ from the present ones.
         """
@@ -207,7 +208,7 @@ class KVLog:
             line["seq"] = sequence.seq_id
             line["length"] = [now if length is None else length, now]
             line["computed"] = [num_computed if computed is None else computed, num_computed]
-        self._add(line | fields)
+        self._write_line(line | fields)
 
     def close(self) -> None:
         """Close the file."""
@@ -215,7 +216,8 @@ class KVLog:
             self._file.close()
             self._file = None
 
-    def _add(self, line: dict[str, object]) -> None:
+    def _write_line(self, line: dict[str, object]) -> None:
+        """Write a line with the time, as JSON; if it cannot be written, end the log. Does nothing after that."""
         if self._file is None:
             return
         try:

@@ -77,24 +77,29 @@ class KVReplay:
                 if unread is not None and not isinstance(line, Begin):
                     raise unread
                 unread = None
-                self._do(line)
+                self._replay_line(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 if unread is not None:
                     raise unread from None
-                unread = _broken(name, number, text, f"it is no line of a KV log: {error}")
+                unread = _error_of_line(name, number, text, f"it is no line of a KV log: {error}")
             except KVLawBroken as broken:
-                raise _broken(name, number, text, str(broken)) from None
+                raise _error_of_line(name, number, text, str(broken)) from None
         if unread is not None and text.endswith(b"\n"):
             raise unread
 
-    def _do(self, line: AnyLine) -> None:
+    def _replay_line(self, line: AnyLine) -> None:
+        """Apply one line to the pages and sequences, and count its event.
+
+        Raises:
+            KVLawBroken: the line is not valid after those before it.
+        """
         before = self.owners.num_free
         require(self._is_begun or isinstance(line, Begin | State), "a log begins with how many pages there are")
         match line:
             case Begin():
                 self._begin(line.num_pages)
             case State():
-                self._state(line)
+                self._replay_state(line)
             case StartOver():
                 self._begin(self.owners.num_pages)
             case KeepPages():
@@ -104,16 +109,17 @@ class KVReplay:
                 self.owners.evict(line.pages)
                 self._require_free(before, line.free)
             case _:
-                self._do_sequence(line)
+                self._replay_sequence_line(line)
                 self._require_free(before, line.free)
         self.num_events[str(line.__struct_config__.tag)] += 1
 
     def _begin(self, num_pages: int) -> None:
+        """Start over with `num_pages` free pages, and no sequences."""
         self.owners = PageOwners(num_pages)
         self.sequences.clear()
         self._is_begun = True
 
-    def _state(self, line: State) -> None:
+    def _replay_state(self, line: State) -> None:
         """Begin with this state, or compare it with the state that the earlier lines produced."""
         if self._is_begun:
             require(line.num_pages == self.owners.num_pages, f"there were {self.owners.num_pages} pages before it")
@@ -130,29 +136,33 @@ class KVReplay:
         self.owners.tree.update(line.tree)
         self._require_untainted(self.owners.tree)
 
-    def _do_sequence(self, line: SequenceLine) -> None:
+    def _replay_sequence_line(self, line: SequenceLine) -> None:
+        """Apply a line to its sequence, which `open` and `fork` lines create and `close` lines remove."""
         sequence = self.sequences.get(line.seq)
         if isinstance(line, Open | OpenPruned | Fork):
             require(sequence is None, f"there is a sequence {line.seq} already")
             sequence = self.sequences[line.seq] = ReplayedSequence(self.owners)
         if sequence is None:
             raise KVLawBroken(f"there is no sequence {line.seq}")
-        sequence.do(line, self.sequences.get(line.parent) if isinstance(line, Fork) else None)
+        sequence.replay(line, self.sequences.get(line.parent) if isinstance(line, Fork) else None)
         if isinstance(line, Close):
             del self.sequences[line.seq]
 
     def _require_free(self, before: int, stated: tuple[int, int] | None) -> None:
+        """Raise KVLawBroken unless the free pages before and after a line are as many as it states, if it does."""
         now = self.owners.num_free
         require(stated in (None, (before, now)), f"{before} pages were free and {now} are")
 
     def _require_untainted(self, page_ids: set[int]) -> None:
+        """Raise KVLawBroken if pages in the tree have KV of a private sequence, or KV computed over a pruned prefix."""
         for sequence in self.sequences.values():
             if page_ids & sequence.tainted:
                 what = "is private" if sequence.is_private else "was computed over a pruned prefix"
                 raise KVLawBroken(f"what {what} can be found")
 
 
-def _broken(name: str, number: int, text: bytes, law: str) -> KVLogBroken:
+def _error_of_line(name: str, number: int, text: bytes, law: str) -> KVLogBroken:
+    """Return the error that names an invalid line, its text and the rule that it breaks."""
     shown = text.decode(errors="replace").strip()
     cut = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
     return KVLogBroken(f"{name}, line {number}: {law}: {cut}")

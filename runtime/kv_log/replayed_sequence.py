@@ -63,7 +63,7 @@ class PageOwners:
         require(self.num_free == before - len(page_ids), "it takes a page that has an owner")
 
     def keep(self, page_ids: Sequence[int]) -> None:
-        """Make the tree another owner of the pages.
+        """Make the tree one more owner of pages that sequences own.
 
         Raises:
             KVLawBroken: the tree owns one already, or no sequence does.
@@ -140,12 +140,12 @@ class ReplayedSequence:
         start = 0 if self.pruned is None else self.pruned[0]
         return {*self.pages[start // PAGE_SIZE :], *(self.reserved or ())}
 
-    def do(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
-        """Replay a line of this sequence; a fork has a `parent`."""
+    def replay(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
+        """Apply a line to this sequence, and check its counts before and after; a fork has a `parent`."""
         stated = line.length[0], line.computed[0]
         has = self.length, self.computed
         require(has == stated, f"{has[0]} tokens are there and {has[1]} computed, not {stated[0]} and {stated[1]}")
-        self._change(line, parent)
+        self._apply(line, parent)
         self.length = line.length[1]
         computed = line.computed[1]
         require(computed == self.computed, f"{self.computed} tokens are computed then, not {computed}")
@@ -158,7 +158,8 @@ class ReplayedSequence:
         num_pages = _num_pages(self.rows_of(self.computed))
         require(len(self.pages) == num_pages, f"it has {len(self.pages)} pages, its tokens fill {num_pages}")
 
-    def _change(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
+    def _apply(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
+        """Change pages, computed tokens and reservation as the line's event does."""
         match line:
             case lines.Open():
                 self.owners.require_shared(line.pages)
@@ -191,6 +192,7 @@ class ReplayedSequence:
                 self._replace([])
 
     def _open_pruned(self, line: lines.OpenPruned) -> None:
+        """Open the sequence with a pruned prefix: shared pages before its span, and new pages for the span's rows."""
         start, stop, num_rows = line.pruned
         require(start % PAGE_SIZE == 0 and 0 < num_rows <= stop - start, "its pruned tokens are none")
         shared, own = line.pages[: start // PAGE_SIZE], line.pages[start // PAGE_SIZE :]
@@ -200,6 +202,7 @@ class ReplayedSequence:
         self.pages, self.computed, self.pruned = line.pages, stop, line.pruned
 
     def _fork(self, line: lines.Fork, parent: ReplayedSequence | None) -> None:
+        """Take over the parent's pages of the first tokens; they must be the parent's, and computed."""
         if parent is None:
             raise KVLawBroken(f"there is no sequence {line.parent}")
         at = line.length[1]
@@ -214,6 +217,7 @@ class ReplayedSequence:
         self._replace(line.pages)
 
     def _resume(self, line: lines.Resume) -> None:
+        """Take cached pages for tokens that were not computed."""
         if self.is_private:
             require(line.pages == self.pages, "it is private, and takes pages")
         self.owners.require_shared(line.pages, self.pages)
@@ -223,6 +227,7 @@ class ReplayedSequence:
         self._replace(line.pages)
 
     def _reserve(self, line: lines.Reserve) -> None:
+        """Reserve free pages for the tokens that a step computes; they must be the next ones and fit."""
         start, stop = line.reserved
         require(self.reserved is None, "it is reserved already")
         require(start == self.computed < stop <= self.length + line.draft, "it reserves other tokens than the next")
@@ -235,6 +240,7 @@ class ReplayedSequence:
         self.reserved = line.pages
 
     def _accept(self, line: lines.Accept) -> None:
+        """Keep the first reserved pages, after draft tokens were verified, and release the others."""
         reserved, num_kept = self.reserved or [], len(line.pages)
         require(line.pages == reserved[:num_kept], "it keeps other pages than were reserved")
         self.owners.give(reserved[num_kept:])
@@ -249,6 +255,7 @@ class ReplayedSequence:
         return reserved
 
     def _commit(self, line: lines.Commit) -> None:
+        """Make the reserved pages the sequence's own, and count the step's tokens as computed."""
         require(self._end_reservation() == line.pages, "it commits other pages than were reserved")
         least = self.computed + (not line.state)
         require(least <= line.computed[1] <= self.length, "it computes nothing, or more than there is")
@@ -256,6 +263,7 @@ class ReplayedSequence:
         self._replace(line.pages, num_kept=line.kept)
 
     def _share(self, line: lines.Share) -> None:
+        """Replace full pages by those that the tree has of the same tokens; then all full pages must be in the tree."""
         require(self.pruned is None and not self.is_private, "it has nothing to share")
         self.owners.require_shared(line.pages, self.pages)
         self._replace(line.pages, num_kept=line.kept)
@@ -264,6 +272,11 @@ class ReplayedSequence:
         require(is_shared, "it has full pages that cannot be found")
 
     def _pop(self, length: int, state_at: int | None) -> None:
+        """Drop the KV of the tokens after the first `length` ones, and the pages that held only theirs.
+
+        Args:
+            state_at: the tokens that a recurrent model's snapshot covers; None if the model keeps no states.
+        """
         require(0 <= length <= self.length, f"it pops to {length} tokens of {self.length}")
         require(self.reserved is None, "a step is under way")
         before, self.computed = self.computed, min(self.computed, length)

@@ -79,7 +79,7 @@ def read_safetensors(path: Path) -> dict[str, Float32Array]:
 def read_gguf(
     path: Path, check: Callable[[Mapping[str, Any]], None]
 ) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
-    """Return the metadata of a GGUF file by key, and its tensors by name, the longest dimension of GGML first.
+    """Return the metadata of a GGUF file by key, and its tensors by name in NumPy's order of dimensions.
 
     Args:
         check: raises InvalidAdapter for metadata of another kind of file, whose tensors are then not read.

@@ -167,6 +167,7 @@ class DiskIndex:
     def _page_keys(
         self, namespace: bytes, token_ids: tuple[int, ...], records: list[int], generated: bytes
     ) -> tuple[PageKey, ...]:
+        """Return the keys of a prompt's first pages, whose records are given in order."""
         keys = [NO_PARENT, *(self._keys[record] for record in records)]
         spans = (slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE) for number in range(len(records)))
         return tuple(
@@ -198,6 +199,7 @@ class DiskIndex:
                 self._record_of[page.key] = record
 
     def _forget(self, records: list[int]) -> list[bytes]:
+        """Remove records from the index, and return the keys that they had."""
         keys = [self._keys[record] for record in records]
         for record in records:
             self._keys[record] = b""

@@ -98,7 +98,10 @@ class DiskReader:
     def read_pages(
         self, page_keys: tuple[PageKey, ...], done: Callable[[Read], None], *, into: UInt8Array | None = None
     ) -> Read:
-        """Read at most `piece_pages` pages, or more `into` memory for them: uint8 `[len(page_keys), page_bytes]`."""
+        """Queue a read of pages; `done` is called with it when it ends. Returns the read, which can be cancelled.
+
+        At most `piece_pages` pages, or more `into` memory for them: uint8 `[len(page_keys), page_bytes]`.
+        """
         read = Read(
             lambda out: self._store.read(page_keys, out), done, len(page_keys) * self.page_bytes, len(page_keys), into
         )
@@ -133,13 +136,15 @@ class DiskReader:
         return not self._thread.is_alive()
 
     def _add(self, read: Read) -> Read:
+        """Queue a read, and return it."""
         with self._wake:
             self._reads.append(read)
             self._wake.notify()
         return read
 
     def _run(self) -> None:
-        while (read := self._next()) is not None:
+        """Do the queued reads in order, and post each result to the engine's thread, until the reader closes."""
+        while (read := self._wait_for_read()) is not None:
             begun = time.perf_counter()
             try:
                 read.num_right = int(read.work(_NO_PAGES if read.pages is None else read.pages))
@@ -149,7 +154,8 @@ class DiskReader:
             self._queue.post(partial(self._finish, read))
             del read  # otherwise its pages stay allocated until the next read
 
-    def _next(self) -> Read | None:
+    def _wait_for_read(self) -> Read | None:
+        """Wait for a queued read that has room in memory, and take it off the queue; None when the reader closes."""
         with self._wake:
             while not self._is_closing:
                 if self._reads and self._has_room(self._reads[0]):

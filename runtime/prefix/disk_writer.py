@@ -146,7 +146,8 @@ class DiskWriter:
         return True
 
     def _run(self) -> None:
-        while (change := self._next()) is not None:
+        """Do the queued changes in order, and report each result, until the writer closes."""
+        while (change := self._wait_for_change()) is not None:
             result, failure = PutResult((), ()), None
             try:
                 result = change.work(self._store)
@@ -164,7 +165,8 @@ class DiskWriter:
                 change.done.set_result(None)
             del change  # otherwise its pages stay allocated until the next change
 
-    def _next(self) -> _Change | None:
+    def _wait_for_change(self) -> _Change | None:
+        """Wait for a queued change, and take it off the queue; None if the writer closes and none is left."""
         with self._wake:
             while not self._changes and not self._is_closing:
                 self._wake.wait()

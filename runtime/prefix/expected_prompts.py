@@ -119,7 +119,7 @@ class ExpectedPrompts(Memory):
         """Do one piece of work: have ids made, or compute some tokens. A prompt that raises is dropped."""
         if (begun := self._begun) is None:
             begun = self._begun = self._waiting.pop()
-            self._aside(lambda: self._ask(begun))
+            self._aside(lambda: self._make_ids(begun))
             return
         self._begun = None
         if begun.ids is not None and self._computes(begun.expected, begun.ids, begun.least):
@@ -131,8 +131,8 @@ class ExpectedPrompts(Memory):
         if self._begun is not None and not is_kept(self._begun):
             self._begun = None
 
-    def _ask(self, begun: _QueuedPrompt) -> None:
-        """Make the ids of a prompt, in any thread."""
+    def _make_ids(self, begun: _QueuedPrompt) -> None:
+        """Tokenize an expected prompt, in any thread, and post its ids to the engine's thread: none if that fails."""
         ids = tuple[int, ...]()
         try:
             ids = tuple(begun.expected.ids())
@@ -140,9 +140,9 @@ class ExpectedPrompts(Memory):
             pass  # for instance, the template does not allow a user message next
         except Exception:  # the prompt is computed when it comes
             _LOGGER.exception("finding out what the next prompt begins with failed")
-        self._post(lambda: self._answer(begun, ids))
+        self._post(lambda: self._take_ids(begun, ids))
 
-    def _answer(self, begun: _QueuedPrompt, ids: tuple[int, ...]) -> None:
+    def _take_ids(self, begun: _QueuedPrompt, ids: tuple[int, ...]) -> None:
         if self._begun is begun:  # else it was forgotten in the meantime
             begun.ids = ids
             self._begun = begun if 1 < len(ids) < self._context_length else None
@@ -167,6 +167,10 @@ class ExpectedPrompts(Memory):
         return stop < len(match.prompt_ids)
 
     def _compute(self, match: PrefixMatch, stop: int, adapter_index: int) -> None:
+        """Prefill the tokens of an expected prompt from the match's end to `stop`, and keep their KV in the tree.
+
+        Nothing is kept if that fails. Measures the seconds of a token.
+        """
         num_tokens, begun = stop - match.num_tokens, self._clock()
         sequence = self._cache.open(match, context_length=self._context_length)
         is_computed = False

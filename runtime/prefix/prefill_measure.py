@@ -82,7 +82,7 @@ def seconds_of_zeros(
     clock: Callable[[], float],
     num_outputs: int | None = None,
 ) -> float:
-    """Return the seconds that the tokens `[start, stop)` of a context of zeros take.
+    """Measure the seconds that a prefill of the tokens `[start, stop)` takes; all token ids are 0.
 
     Uses pages that are free before and after.
 
@@ -160,6 +160,7 @@ class StoredPrefill:
                 unnamed.unlink(missing_ok=True)
 
     def _read(self) -> ComputeSums | None:
+        """Return the sums that the file holds; None if it is missing or damaged, or of another model or machine."""
         try:
             with (self.directory / NAME).open("rb") as file:
                 block = file.read(BLOCK + 1)

@@ -199,6 +199,13 @@ class PrefixLoader:
         direction: Literal["front", "back"],
         piece_pages: int,
     ) -> Transfer:
+        """Start to load pages of a stored prefix for a request, and return the transfer.
+
+        Args:
+            start: index of the first page.
+            direction: from which end of the prefix pages are read.
+            piece_pages: pages of one read.
+        """
         transfer = Transfer(
             *(prefix, start, direction, self._inserter, self._reader),
             piece_pages=piece_pages,

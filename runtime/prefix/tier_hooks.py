@@ -92,7 +92,9 @@ class Observer(Protocol):
         ...
 
     def computed(self, sequence: Sequence, *, num_reused: int) -> None:
-        """Observe a computed prompt. Its sequence began with offered rows, or its first `num_reused` tokens were found.
+        """Record that a sequence's prompt was computed, and how much of its cached beginning it reused.
+
+        The first `num_reused` tokens were found in the cache, unless the sequence began with offered rows.
 
         A sequence without a namespace shares nothing.
         """

@@ -16,14 +16,14 @@ from .served import Served, json_response
 
 async def list_models(models: Models, request: Request) -> Response:
     """`GET /v1/models`: list all models, each under each of its names."""
-    replies = [_described(served, name) for served, name in models.listed]
+    replies = [_describe_model(served, name) for served, name in models.listed]
     return json_response(ModelList(replies, first_id=replies[0].id, last_id=replies[-1].id))
 
 
 async def describe_model(models: Models, request: Request) -> Response:
     """`GET /v1/models/{model_id}`: describe one model. Raises HTTPError 404 if there is none of this name."""
     name = request.path_params["model_id"]
-    return json_response(_described(models.named(name), name))
+    return json_response(_describe_model(models.named(name), name))
 
 
 async def tell_version(models: Models, request: Request) -> Response:
@@ -31,7 +31,8 @@ async def tell_version(models: Models, request: Request) -> Response:
     return json_response(VersionReply(VERSION))
 
 
-def _described(served: Served, name: str) -> ModelReply:
+def _describe_model(served: Served, name: str) -> ModelReply:
+    """Return the entry of a model, under one of its names, in the list of models."""
     most = served.engine.context_length
     sampling = served.engine.default_params.defaults
     created = created_at(served.created)

@@ -134,13 +134,13 @@ def app_of(models: Models) -> Starlette:
     )
     app = App(routes=routes, middleware=[log, *access_middleware(options)])
     app.state.resume = _nothing if runner is None else runner.begin
-    app.router.lifespan_context = _resuming
+    app.router.lifespan_context = _resume_batches
     return app
 
 
 @asynccontextmanager
-async def _resuming(app: Starlette) -> AsyncIterator[None]:
-    """Resume the batches that an earlier process left unfinished."""
+async def _resume_batches(app: Starlette) -> AsyncIterator[None]:
+    """Resume unfinished batches of an earlier process when the server starts (ASGI's lifespan)."""
     app.state.resume()
     yield
 

@@ -43,27 +43,29 @@ async def cache(models: Models, request: Request) -> Response:
     if request.method == "GET":
         served = models.of_query(request)
         run_id = request.query_params.get(RUN)
-        return await (_show(served, request) if run_id is None else _show_run(served, request, run_id))
+        return await (_show_namespace(served, request) if run_id is None else _show_run(served, request, run_id))
     rows = models.rows if "model" not in request.query_params else (models.of_query(request),)
-    replies = await asyncio.gather(*(_clear(served, request) for served in rows), return_exceptions=True)
+    replies = await asyncio.gather(*(_clear_namespace(served, request) for served in rows), return_exceptions=True)
     for failed in replies:  # only now: one model's failure must not keep the others from deleting
         if isinstance(failed, BaseException):
             raise failed
-    return json_response(reduce(_sum, cast("list[ClearedReply]", replies)))
+    return json_response(reduce(_add_counts, cast("list[ClearedReply]", replies)))
 
 
 def _parameters(models: Models) -> tuple[str, ...]:
     return (*PARAMETERS, "model") if models.has_choice else PARAMETERS
 
 
-async def _clear(served: Served, request: Request) -> ClearedReply:
+async def _clear_namespace(served: Served, request: Request) -> ClearedReply:
+    """Delete the pages of the request's namespace that no running request uses; return how many went and stayed."""
     cleared = await served.work_queues.cache.run(
         request, partial(served.engine.clear_cache, _namespace(served, request))
     )
     return ClearedReply(cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages)
 
 
-def _sum(one: ClearedReply, other: ClearedReply) -> ClearedReply:
+def _add_counts(one: ClearedReply, other: ClearedReply) -> ClearedReply:
+    """Return the sums of two replies' counts."""
     return ClearedReply(
         one.num_freed_pages + other.num_freed_pages,
         one.num_kept_pages + other.num_kept_pages,
@@ -71,7 +73,8 @@ def _sum(one: ClearedReply, other: ClearedReply) -> ClearedReply:
     )
 
 
-async def _show(served: Served, request: Request) -> Response:
+async def _show_namespace(served: Served, request: Request) -> Response:
+    """Return the response that lists the cached runs of the request's namespace, and the requests that used them."""
     namespace = _namespace(served, request)
     tree = await served.work_queues.cache.run(request, partial(served.engine.cache_tree, namespace))
     return json_response(
@@ -82,10 +85,10 @@ async def _show(served: Served, request: Request) -> Response:
             num_used_pages=tree.num_used_pages,
             num_aliases=tree.num_aliases,
             num_states=tree.num_states,
-            runs=[_run_reply(served, run, namespace) for run in tree.runs],
+            runs=[_describe_run(served, run, namespace) for run in tree.runs],
             is_whole=tree.is_whole,
             is_counted=tree.is_counted,
-            requests=[_use_reply(served, use, tree.now, namespace) for use in tree.uses],
+            requests=[_describe_use(served, use, tree.now, namespace) for use in tree.uses],
         )
     )
 
@@ -127,7 +130,8 @@ def _public_id(name: str, namespace: bytes) -> str:
     return blake2s(name.encode(), key=namespace[:32], digest_size=4).hexdigest()
 
 
-def _run_reply(served: Served, run: TreeRun, namespace: bytes) -> CachedRunReply:
+def _describe_run(served: Served, run: TreeRun, namespace: bytes) -> CachedRunReply:
+    """Return a cached run as the reply lists it; its first text only if the server shows cached text."""
     tells = served.options.tells_cached_text
     return CachedRunReply(
         id=_public_id(f"run {run.node_id}", namespace),
@@ -146,7 +150,12 @@ def _run_reply(served: Served, run: TreeRun, namespace: bytes) -> CachedRunReply
     )
 
 
-def _use_reply(served: Served, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
+def _describe_use(served: Served, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
+    """Return what one request found in the cache, as the reply lists it.
+
+    Args:
+        now: seconds, on the cache's clock.
+    """
     ended_at = now if use.ended_at is None else use.ended_at
     return CacheUseReply(
         id=_public_id(use.request_id, namespace),

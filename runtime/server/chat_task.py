@@ -65,7 +65,7 @@ class ChatTask:
         if self.use.tools:  # clients with tools need grammars sooner or later, others never do
             served.engine.expect_grammars()
         require_few_reply_logprobs(self.num_choices, self.params, served.engine.context_length)
-        options = self.options.changed(constraint=await self._constraint(served, request), tools=self.use.tools)
+        options = self.options.changed(constraint=await self._make_constraint(served, request), tools=self.use.tools)
         truncated = TruncatedHistory(self.messages)
         if self.truncates:
             truncated = await served.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
@@ -92,17 +92,23 @@ class ChatTask:
 
         return ReplyEvents(self.use.reader(served.engine.tool_format, note, has_schema=self.content() is not None))
 
-    async def _constraint(self, served: Served, request: Request) -> ConstraintSource | None:
+    async def _make_constraint(self, served: Served, request: Request) -> ConstraintSource | None:
+        """Return the constraint of the replies: by the request's grammar and the tools; None for any text.
+
+        A schema that cannot be enforced is relaxed, and listed in the header.
+        """
         with self.naming():
             content = await served.work_queues.submission.run(request, self.content)
             if content is None:
-                return await self._held_to(served, request, None)
+                return await self._constrain_calls(served, request, None)
             return await served.as_far_as_followed(
-                request, content, partial(self._held_to, served, request), field=self.content_field
+                request, content, partial(self._constrain_calls, served, request), field=self.content_field
             )
 
-    async def _held_to(self, served: Served, request: Request, content: Grammar | None) -> ConstraintSource | None:
-        """Return the constraint of replies that match `content` or call tools; loosens schemas that are refused."""
+    async def _constrain_calls(
+        self, served: Served, request: Request, content: Grammar | None
+    ) -> ConstraintSource | None:
+        """Return the constraint of replies that match `content` or call tools; schemas that are refused are reduced."""
         if not self.use.tools:
             return await served.constraint(request, content)
         run = partial(served.work_queues.submission.run, request)  # writing the grammar of many tools takes a while
@@ -113,11 +119,11 @@ class ChatTask:
                 break
             except InvalidGrammar as error:
                 await run(partial(held.loosen, error))
-        self._tell(request, [self.use.callable[place] for place in held.loose])
+        self._list_loose_tools(request, [self.use.callable[place] for place in held.loose])
         return constraint
 
-    def _tell(self, request: Request, loose: Sequence[Tool]) -> None:
-        """List tools whose schemas are only partly enforced in the header: `tools.NAME.input_schema`."""
+    def _list_loose_tools(self, request: Request, loose: Sequence[Tool]) -> None:
+        """List tools whose schemas are only partly enforced in the response's header: `tools.NAME.input_schema`."""
         ignored = record_of(request).ignored
         if ignored is not None and loose:
             places = {tool.name: place for place, tool in enumerate(self.use.tools)}

@@ -61,7 +61,7 @@ class Choices:
         self._prefill_log = None if record is None else PrefillLog(record, self._streams, self._running.values())
 
     def submit(self, ask: StartRequest) -> None:
-        """Submit the request of one more choice to the engine. For any thread, one at a time.
+        """Call `ask`, which submits the request of one more choice to the engine. For any thread, one at a time.
 
         Raises:
             InvalidRequest, EngineError: the engine refuses the request.
@@ -77,7 +77,7 @@ class Choices:
             EngineError: one of the requests failed. EngineClosed if the engine was closed.
         """
         while self._running:
-            arrived = self._arrived()
+            arrived = self._take_arrived()
             if not arrived:
                 await self._wait()
             for index, item in arrived:
@@ -139,10 +139,10 @@ class Choices:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCELLING_S):
                 while self._running:
-                    if not self._arrived():
+                    if not self._take_arrived():
                         await self._wait()
 
-    def _arrived(self) -> list[tuple[int, Delta | RadixLMError]]:
+    def _take_arrived(self) -> list[tuple[int, Delta | RadixLMError]]:
         """Return what has arrived, at most one item per choice: a delta, or the error that the choice failed with."""
         self._ready.clear()  # before polling: whatever arrives after the polls sets it again
         arrived: list[tuple[int, Delta | RadixLMError]] = []
@@ -153,7 +153,7 @@ class Choices:
         return arrived
 
     async def _wait(self) -> None:
-        """Wait until something may have arrived. Called after `_arrived` returned nothing."""
+        """Wait until something may have arrived. Called after `_take_arrived` returned nothing."""
         if not self._ready.is_set():
             await self.before_waiting()
         await self._ready.wait()

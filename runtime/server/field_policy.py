@@ -27,7 +27,7 @@ _RUNNER = ("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
 
 HARMLESS: Mapping[str, str] = {
     "cache_control": "prefixes are cached without being marked",
-    "cache_prompt": "the cache does not change a reply",
+    "cache_prompt": "the cache is on by default; cache_match chooses what is reused",
     "prompt_cache_retention": "prefixes stay cached as long as there is room",
     "prompt_cache_options": "prefixes are cached without being marked",
     "user": "for the client's own records",
@@ -208,13 +208,13 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
         message = f"unknown field `{path}`; fields of the cache are never ignored: use a name from /openapi.json"
         raise HTTPError(400, message, param=path)
     is_distinct = not parent and name in DISTINCT
-    near = None if is_distinct else _near(name, tuple(sorted(known)))
+    near = None if is_distinct else _find_near(name, tuple(sorted(known)))
     advice = None if parent else synonym_advice(name, frozenset(known))
-    if advice is not None and (near or _near(name, _OFTEN_MISTYPED)) is not None:
+    if advice is not None and (near or _find_near(name, _OFTEN_MISTYPED)) is not None:
         raise HTTPError(400, f"unknown field `{path}`; {advice}", param=path)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    near = None if parent or is_distinct else _near(name, _OFTEN_MISTYPED)
+    near = None if parent or is_distinct else _find_near(name, _OFTEN_MISTYPED)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; if you mean `{near}`: {advice_on(near, known)}", param=path)
     return "unknown"
@@ -287,8 +287,8 @@ def _letters(name: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
-def _near(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the first known name that is near this one, or None."""
+def _find_near(name: str, known: tuple[str, ...]) -> str | None:
+    """Return the first known name that `name` may be a misspelling of (see `is_near`); None if there is none."""
     if len(name) > _LONGEST:
         return None
     return next((each for each in known if len(each) >= _MIN_COMPARED and is_near(name, each)), None)

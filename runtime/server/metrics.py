@@ -58,10 +58,10 @@ class Metrics(Collector):
         """Yield all metrics with their present values."""
         text = "Responses by path and status; 499: the client disconnected."
         yield counter("http_responses", text, dict(self._responses), "path", "status")
-        of_each = {served.name: self._of(served) for served in self._models.rows}
+        of_each = {served.name: self._of_model(served) for served in self._models.rows}
         yield from by_model(of_each) if self._models.has_several else of_each.popitem()[1]
 
-    def _of(self, served: Served) -> Iterator[Metric]:
+    def _of_model(self, served: Served) -> Iterator[Metric]:
         """Yield the metrics of one model."""
         stats = served.engine.stats()
         build = {(self._version, served.name): 1}
@@ -73,17 +73,19 @@ class Metrics(Collector):
         yield counter("engine_restarts", "Restarts after the engine's thread died.", {(): stats.num_restarts})
         yield from _request_metrics(stats)
         yield from _token_metrics(stats)
-        yield from _page_metrics(stats)
+        yield from _kv_page_metrics(stats)
         if stats.draft is not None:
             yield from _draft_metrics(stats.draft)
         if stats.tier is not None:
             yield from _store_metrics(stats.tier)
             for extra in installed():
                 yield from extra.metrics(stats.tier)
-        yield _histogram("request_queue_time_seconds", "From arrival to the first step.", stats.in_queue)
-        yield _histogram("time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token)
-        yield _histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
-        yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
+        yield _latency_histogram("request_queue_time_seconds", "From arrival to the first step.", stats.in_queue)
+        yield _latency_histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token
+        )
+        yield _latency_histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
+        yield _latency_histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
 
 
 def by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
@@ -97,6 +99,7 @@ def by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
 
 
 def _request_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the metrics of requests and steps: running, waiting, finished, failed, rejected, preempted."""
     yield gauge("requests_running", "Requests that are prefilled or decoded.", {(): stats.num_running})
     yield gauge("requests_waiting", "Requests in the queue, which hold no pages.", {(): stats.num_waiting})
     finished = {(reason,): count for reason, count in stats.finished_by_reason.items()}
@@ -113,6 +116,7 @@ def _request_metrics(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _token_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the counts of tokens: looked up and found in the prefix cache, computed, drafted, generated."""
     queried, computed = {(): stats.num_prompt_tokens}, {(): stats.num_computed_tokens}
     found, from_disk = stats.cached_tokens_by_kind, stats.disk_tokens_by_kind
     hits = {(kind, "memory"): found.get(kind, 0) - from_disk.get(kind, 0) for kind in KINDS}
@@ -129,7 +133,8 @@ def _token_metrics(stats: EngineStats) -> Iterator[Metric]:
     yield counter("generated_tokens", "Generated tokens.", {(): stats.num_generated_tokens})
 
 
-def _page_metrics(stats: EngineStats) -> Iterator[Metric]:
+def _kv_page_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the metrics of KV pages in memory, and, if the model has them, of window rows and recurrent states."""
     pages = {"free": stats.num_free_pages, "cached": stats.num_cached_pages, "used": stats.num_used_pages}
     by_state = {(state,): count for state, count in pages.items()}
     reserved = {("cache",): pages["cached"] * PAGE_SIZE, ("requests",): pages["used"] * PAGE_SIZE}
@@ -223,7 +228,8 @@ def counter(name: str, text: str, samples: Samples, *labels: str) -> Metric:
     return family
 
 
-def _histogram(name: str, text: str, counts: LatencyCounts) -> Metric:
+def _latency_histogram(name: str, text: str, counts: LatencyCounts) -> Metric:
+    """Return a histogram `radixlm_NAME` of latencies in seconds."""
     bounds = [*map(str, counts.bounds_s), "+Inf"]
     buckets = list(zip(bounds, counts.cumulative, strict=True))
     return HistogramMetricFamily(f"radixlm_{name}", text, buckets=buckets, sum_value=counts.sum_s)

@@ -77,9 +77,10 @@ class Operation:
     needs_body: bool = True  # ignored if there is no body type
 
 
-def _ollama(
+def _ollama_operation(
     method: str, name: str, summary: str, reply: Any, body: Any = None, *, status: int = 200, streams: bool = False
 ) -> Operation:
+    """Return the operation `/api/NAME` of Ollama's API, which streams lines of JSON."""
     path, lines = f"/api/{name}", "application/x-ndjson"
     return Operation(
         method, path, summary, reply, body, streams=streams, stream_type=lines, status=status, error=OllamaErrorReply
@@ -133,10 +134,10 @@ OPERATIONS = (
         in_query=("cache_salt", "prompt_cache_key"),
         asks_for_model=True,
     ),
-    _ollama(
+    _ollama_operation(
         "post", "chat", "Answer a conversation in Ollama's format", OllamaChatReply, OllamaChatRequest, streams=True
     ),
-    _ollama(
+    _ollama_operation(
         "post",
         "generate",
         "Continue a prompt in Ollama's format",
@@ -144,16 +145,16 @@ OPERATIONS = (
         OllamaGenerateRequest,
         streams=True,
     ),
-    _ollama("get", "tags", "List the models in Ollama's format", OllamaModelList),
-    _ollama("get", "ps", "List the loaded models", OllamaModelList),
-    _ollama("post", "show", "Describe a model in Ollama's format", OllamaShowReply, NamedModel),
-    _ollama("get", "version", "Return the version of Ollama's API", OllamaVersionReply),
-    _ollama(
+    _ollama_operation("get", "tags", "List the models in Ollama's format", OllamaModelList),
+    _ollama_operation("get", "ps", "List the loaded models", OllamaModelList),
+    _ollama_operation("post", "show", "Describe a model in Ollama's format", OllamaShowReply, NamedModel),
+    _ollama_operation("get", "version", "Return the version of Ollama's API", OllamaVersionReply),
+    _ollama_operation(
         "post", "pull", "Check that a model is available; nothing is downloaded", StatusReply, NamedModel, streams=True
     ),
-    _ollama("delete", "delete", "Refuse to delete a model", OllamaErrorReply, status=403),
-    _ollama("post", "embed", "Embed texts in Ollama's format", OllamaEmbedReply, OllamaEmbedRequest),
-    _ollama(
+    _ollama_operation("delete", "delete", "Refuse to delete a model", OllamaErrorReply, status=403),
+    _ollama_operation("post", "embed", "Embed texts in Ollama's format", OllamaEmbedReply, OllamaEmbedRequest),
+    _ollama_operation(
         "post", "embeddings", "Embed one text in Ollama's older format", OllamaEmbeddingsReply, OllamaEmbeddingsRequest
     ),
     Operation("post", "/tokenize", "Encode a text or a conversation", TokenizeReply, TokenizeRequest),
@@ -191,17 +192,20 @@ class OpenAPI:
 
     async def answer(self, request: Request) -> Response:
         """`GET /openapi.json`: return the document."""
-        return Response(self._document, media_type="application/json")
+        return Response(self._make_document, media_type="application/json")
 
     @cached_property
-    def _document(self) -> bytes:
+    def _make_document(self) -> bytes:
+        """Return the OpenAPI document as JSON."""
         types = [kind for operation in self._operations for kind in (operation.body, operation.reply) if _is_type(kind)]
         types += [ErrorReply, MessagesErrorReply, OllamaErrorReply]
         schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
         by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=False)}
         paths: dict[str, Schema] = {}
         for operation in self._operations:
-            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type, self._has_choice)
+            paths.setdefault(operation.path, {})[operation.method] = _describe_operation(
+                operation, by_type, self._has_choice
+            )
         document: Schema = {
             "openapi": "3.1.0",
             "info": {"title": "radixlm", "version": VERSION, "license": {"name": "Apache-2.0"}},
@@ -216,9 +220,15 @@ class OpenAPI:
         return msgspec.json.encode(document)
 
 
-def _operation(operation: Operation, by_type: dict[str, Schema], has_choice: bool) -> Schema:
+def _describe_operation(operation: Operation, by_type: dict[str, Schema], has_choice: bool) -> Schema:
+    """Return an operation as OpenAPI describes it: its parameters, body and responses.
+
+    Args:
+        by_type: references to schemas, by the `repr` of their types.
+        has_choice: whether a query can name one of several models.
+    """
     replies = {str(status): _error(text, operation.error) for status, text in _ERRORS.items()}
-    replies[str(operation.status)] = {"description": "The answer.", "content": _content(operation, by_type)}
+    replies[str(operation.status)] = {"description": "The answer.", "content": _reply_content(operation, by_type)}
     described: Schema = {
         "summary": operation.summary,
         "operationId": f"{operation.method}_{operation.path.strip('/').translate(_NAMES)}",
@@ -236,7 +246,8 @@ def _operation(operation: Operation, by_type: dict[str, Schema], has_choice: boo
 _NAMES = str.maketrans({"/": "_", ".": "_", "{": None, "}": None})
 
 
-def _content(operation: Operation, by_type: dict[str, Schema]) -> Schema:
+def _reply_content(operation: Operation, by_type: dict[str, Schema]) -> Schema:
+    """Return the `content` of an operation's successful response in OpenAPI: schemas by media type."""
     if not _is_type(operation.reply):
         return {operation.reply: {"schema": {"type": "string"}}}
     content: Schema = {"application/json": {"schema": by_type[repr(operation.reply)]}}

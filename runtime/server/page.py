@@ -22,15 +22,16 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".
 _STATIC = files(__package__) / "static"
 
 
-def _listed(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+def _list_files(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    """Yield each file of a folder and of those in it, with its URL path; that of `index.html` is `/`."""
     for entry in folder.iterdir():
         if entry.is_dir():
-            yield from _listed(entry, f"{path}/{entry.name}")
+            yield from _list_files(entry, f"{path}/{entry.name}")
         else:
             yield "/" if entry.name == "index.html" else f"{path}/{entry.name}", entry
 
 
-_FILES = dict(_listed(_STATIC, "/static"))
+_FILES = dict(_list_files(_STATIC, "/static"))
 PAGE_PATHS = frozenset(_FILES)
 OLLAMA_IS_RUNNING = "Ollama is running"
 """The text that Ollama's clients expect."""
@@ -52,7 +53,7 @@ _HEADERS = {
 
 
 def page_routes() -> list[Route]:
-    """Return a route for each file. Files are read once."""
+    """Return the HTTP routes of the web UI, one for each of its files, which are read once."""
     return [
         Route(
             path,
@@ -81,6 +82,7 @@ class _Index(_File):
     """The web UI's HTML for browsers, and Ollama's status line for other clients."""
 
     async def answer(self, request: Request) -> Response:
+        """Return the web UI to a browser, which asks for HTML, and Ollama's line of text to other clients."""
         if "text/html" in request.headers.get("accept", ""):
             response = await super().answer(request)
         else:

@@ -37,7 +37,7 @@ class PrefillLog:
         self._streams = streams
         self._running = running
         record.prefill = self.counts
-        self._timer = asyncio.get_running_loop().call_later(FIRST_S, self._tell)
+        self._timer = asyncio.get_running_loop().call_later(FIRST_S, self._log_progress)
 
     def stop(self) -> None:
         """Stop writing lines."""
@@ -52,7 +52,8 @@ class PrefillLog:
             "prefilled_tokens": sum(each.num_processed_tokens for each in started),
         }
 
-    def _tell(self) -> None:
+    def _log_progress(self) -> None:
+        """Log the counts and the seconds left, and schedule the next line; stop when all prompts are computed."""
         progress = [stream.progress for stream in self._running]
         unfinished = [each for each in progress if each and each.num_processed_tokens < each.num_prompt_tokens]
         if not unfinished and None not in progress:
@@ -64,7 +65,7 @@ class PrefillLog:
         if left:
             fields["left_s"] = round(max(left), 1)
         _log.info("%s", line_of(fields), extra={"fields": fields})
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._tell)
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_progress)
 
 
 def left_s(progress: PrefillProgress) -> float | None:

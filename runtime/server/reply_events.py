@@ -92,11 +92,11 @@ class ReplyEvents:
 
     def push(self, delta: Delta) -> list[ReplyEvent]:
         """Return the events of a delta; none while its text may still become a tool call."""
-        events = self._add("reasoning", delta.thought) if delta.thought else []
+        events = self._add_text("reasoning", delta.thought) if delta.thought else []
         if self._reader is None:
-            events += self._add("text", delta.text) if delta.text else ()
+            events += self._add_text("text", delta.text) if delta.text else ()
         else:
-            events += self._encoded(self._reader.push(delta.text))
+            events += self._make_events(self._reader.push(delta.text))
         if delta.finish_reason is not None:
             events += self.flush()
         return events
@@ -106,7 +106,7 @@ class ReplyEvents:
         if self._is_flushed or self._reader is None:
             return []
         self._is_flushed = True
-        return self._encoded(self._reader.finish())
+        return self._make_events(self._reader.finish())
 
     def open(self, kind: PartKind, call: CallStart | None = None) -> list[ReplyEvent]:
         """Begin a part after ending the open one. An open part of the same kind continues, unless a call begins."""
@@ -124,17 +124,19 @@ class ReplyEvents:
         ended, self._open = PartEnd(self._open), None
         return [ended]
 
-    def _add(self, kind: PartKind, text: str) -> list[ReplyEvent]:
+    def _add_text(self, kind: PartKind, text: str) -> list[ReplyEvent]:
+        """Return the events that add text to the open part, or to a new one if that is of another kind."""
         if self._open is not None and self._open.kind == kind:  # as nearly always
             return [self._open.add(text)]
         return [*self.open(kind), self.parts[-1].add(text)]
 
-    def _encoded(self, pieces: Sequence[Piece]) -> list[ReplyEvent]:
+    def _make_events(self, pieces: Sequence[Piece]) -> list[ReplyEvent]:
+        """Return the events of what the tool call parser found: text, beginnings of calls, arguments."""
         events: list[ReplyEvent] = []
         for piece in pieces:
             match piece:
                 case Content(text):
-                    events += self._add("text", text)
+                    events += self._add_text("text", text)
                 case CallStart():
                     events += self.open("call", piece)
                     self._call = self.parts[-1]

@@ -115,22 +115,27 @@ def sampling_params(
 
 def wire_type(field: Field) -> Any:
     """Return the type of a parameter in a request, with its documentation and range for `/openapi.json`."""
-    return Annotated[_wire_type(field), msgspec.Meta(description=field.about.doc)]
+    return Annotated[_json_type(field), msgspec.Meta(description=field.about.doc)]
 
 
-def _wire_type(field: Field) -> Any:
+def _json_type(field: Field) -> Any:
+    """Return the type that a sampling parameter has in request bodies, for decoding and for /openapi.json.
+
+    Ranges are only described: `SamplingParams` checks them. A list of texts can also be a single text.
+    """
     about = field.about
     if field.kind == BIAS:
-        return Annotated[dict[int, Annotated[float, _numbers(field)]], schema_keywords(maxProperties=about.most or 0)]
+        return Annotated[dict[int, Annotated[float, _bounds(field)]], schema_keywords(maxProperties=about.most or 0)]
     if field.kind == tuple[int, ...]:
         return Annotated[list[int], schema_keywords(maxItems=about.most or 0)]
     if field.kind == tuple[str, ...]:
         text = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": about.longest})]
         return text | Annotated[list[text], schema_keywords(maxItems=about.most or 0)]
-    return bool if field.kind is bool else Annotated[field.kind, _numbers(field)]
+    return bool if field.kind is bool else Annotated[field.kind, _bounds(field)]
 
 
-def _numbers(field: Field) -> msgspec.Meta:
+def _bounds(field: Field) -> msgspec.Meta:
+    """Return the description of a number's smallest and largest value, including the value that turns it off."""
     low, high, off = field.about.low, field.about.high, field.about.off
     least = low if low is None or off is None else min(low, off)
     return schema_keywords(

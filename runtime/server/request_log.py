@@ -76,7 +76,7 @@ class RequestRecord:
             "namespace": None if self.namespace is None else self.namespace.hex()[:12],
         }
         if self.completions:
-            facts |= _summed(self.completions)
+            facts |= _sum_completions(self.completions)
         elif self.prefill is not None:
             facts |= self.prefill()
         facts["total_s"] = round(time.monotonic() - self.arrived_at, 4)
@@ -134,6 +134,10 @@ class RequestLog:
         self._match = match
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request by the wrapped application, with a record of it in `scope`; log a line when it ends.
+
+        Adds the request's id to the response, counts the response, and answers 500 if the application raises before it.
+        """
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         body = bytearray() if self._has_prompts else None
@@ -208,10 +212,11 @@ def line_of(fields: dict[str, Any]) -> str:
     >>> line_of({"id": "req-1", "path": "/v1/models", "status": 200, "namespace": None, "total_s": 0.1})
     'id=req-1 path=/v1/models status=200 namespace=- total_s=0.1'
     """
-    return " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+    return " ".join(f"{name}={_quote_value(value)}" for name, value in fields.items())
 
 
-def _text(value: Any) -> str:
+def _quote_value(value: Any) -> str:
+    """Return a value as the log line has it: `-` for None, quoted as JSON if it is not one plain word."""
     if value is None:
         return "-"
     if type(value) in (int, float):
@@ -220,7 +225,7 @@ def _text(value: Any) -> str:
     return text if _BARE.fullmatch(text) else json.dumps(text)
 
 
-def _summed(completions: Sequence[Completion]) -> dict[str, Any]:
+def _sum_completions(completions: Sequence[Completion]) -> dict[str, Any]:
     """Return the token counts and times of all replies to a request."""
     num_prompt = num_cached = num_generated = 0
     firsts, waits, paces = [], [], []

@@ -71,7 +71,7 @@ def drop_middle(
             f"the newest turn, the tools and the messages before the first turn have {num_kept} tokens, the context "
             f"holds {context_length} and needs one for the reply; nothing else can be dropped: shorten them"
         )
-    excess = num_tokens - _limit(context_length, max_tokens)
+    excess = num_tokens - _prompt_limit(context_length, max_tokens)
     num_turns = turns.first(_in_blocks(excess, context_length), at_least=excess)
     return TruncatedHistory(turns.without(num_turns), turns.places(num_turns), turns.num_dropped(num_turns))
 
@@ -104,7 +104,7 @@ def cut_middle(
         near = (p for p in range(place, place + 4 * step, step) if 0 <= p < len(ids))
         return next((p for p in near if begins_character(ids[p])), min(place, len(ids)))
 
-    num_dropped = _in_blocks(len(ids) - _limit(context_length, max_tokens), context_length)
+    num_dropped = _in_blocks(len(ids) - _prompt_limit(context_length, max_tokens), context_length)
     beginning = context_length // _BEGINNING_SHARE
     start, stop = border(beginning, -1), border(beginning + num_dropped, 1)
     return TruncatedPrompt([*ids[:start], *ids[stop:]], start, stop - start)
@@ -118,7 +118,7 @@ def require_countable(noun: str, num_bytes: int) -> None:
         )
 
 
-def _limit(context_length: int, max_tokens: int | None) -> int:
+def _prompt_limit(context_length: int, max_tokens: int | None) -> int:
     """Return the maximum number of prompt tokens that leaves room for a reply."""
     if max_tokens is None:
         return context_length - max(1, context_length // _REPLY_SHARE)
@@ -155,7 +155,7 @@ class _Turns:
         """
         if self.num_dropped(self.most) <= num_tokens:
             return self.most
-        num_turns = self._estimated(num_tokens)
+        num_turns = self._estimate_turns(num_tokens)
         if self.num_dropped(num_turns) >= at_least:
             return num_turns
         # Alone, turns are longer than in the history, or the template refuses them. Dropping all turns then would
@@ -178,20 +178,20 @@ class _Turns:
         """Return the message indices of the first turns."""
         return range(self._num_before, self._starts[num_turns]) if num_turns else range(0)
 
-    def _estimated(self, num_tokens: int) -> int:
+    def _estimate_turns(self, num_tokens: int) -> int:
         """Estimate the result of `first` from the lengths of single turns; 0 if the template refuses them."""
         try:
-            num_around = self._alone([])
+            num_around = self._count_alone([])
             for number in range(self.most):
                 turn = self._messages[self._starts[number] : self._starts[number + 1]]
-                num_tokens -= self._alone(turn) - num_around
+                num_tokens -= self._count_alone(turn) - num_around
                 if num_tokens <= 0:
                     return number + 1
         except InvalidRequest:  # the template refuses such a conversation: it requires tools, or a system prompt
             return 0
         return 0
 
-    def _alone(self, turn: Sequence[Message]) -> int:
+    def _count_alone(self, turn: Sequence[Message]) -> int:
         """Return the number of tokens of a conversation of one turn and a question after it.
 
         The question makes the turn an old one, whose reasoning templates drop. Some templates require a system prompt.

@@ -45,7 +45,7 @@ def decode_body(
     """
     ignored = IgnoredFields()
     try:
-        value = _matched(body, type, ignored, leave_out, is_strict)
+        value = _decode_known(body, type, ignored, leave_out, is_strict)
     except msgspec.ValidationError as error:
         raise _mismatch(error, type) from error
     for name in HARMLESS.keys() - getattr(type, "ACTS_ON", frozenset()):
@@ -55,9 +55,15 @@ def decode_body(
     return value, ignored
 
 
-def _matched(body: bytes, type: type[T], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool) -> T:
+def _decode_known(body: bytes, type: type[T], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool) -> T:
+    """Decode a body as a type. If it does not match, decode it again without unknown fields, which go into `ignored`.
+
+    Raises:
+        msgspec.ValidationError: it does not match; nothing can be left out.
+        HTTPError: 400 if an unknown field cannot be ignored.
+    """
     try:
-        return _decoded(body, type, ignored, is_strict)
+        return _decode(body, type, ignored, is_strict)
     except msgspec.ValidationError as error:
         if leave_out is None and (is_strict or "unknown field" not in str(error)):
             raise
@@ -68,14 +74,14 @@ def _mismatch(error: msgspec.ValidationError, type: type[Any]) -> HTTPError:
     """Return the response to a body that does not match its type."""
     found = explain(error, type)
     name = (found.param or "").partition(".")[0]
-    if name in REFUSED and all(map(_takes_nothing, types_at(type, name))):
+    if name in REFUSED and all(map(_has_no_effect, types_at(type, name))):
         others = type.__struct_fields__
         return HTTPError(400, f"unsupported field `{name}`; {advice_on(name, others)}", param=name)
     return HTTPError(400, found.message, param=found.param)
 
 
-def _takes_nothing(type: inspect.Type) -> bool:
-    """Return whether only values without effect have a type."""
+def _has_no_effect(type: inspect.Type) -> bool:
+    """Return whether a type has only values without effect, such as null or false: a field that asks for nothing."""
     match type:
         case inspect.NoneType():
             return True
@@ -84,7 +90,7 @@ def _takes_nothing(type: inspect.Type) -> bool:
     return False
 
 
-def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
+def _decode(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
     """Decode JSON as a type. Lone surrogates become U+FFFD, unless the server is strict."""
     try:
         return decode_json(body, type)
@@ -99,12 +105,12 @@ def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool
 def _without_unknown(
     body: bytes, type: type[Any], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool
 ) -> bytes:
-    """Return the JSON body without unknown fields.
+    """Return the JSON body without unknown fields, which are added to `ignored`.
 
     Decoding such a body twice costs less than checking each value of every body in Python.
     """
     try:
-        value = _decoded(body, object, ignored, is_strict)
+        value = _decode(body, object, ignored, is_strict)
         if leave_out is not None:
             leave_out(value, ignored, is_strict=is_strict)
         if not is_strict:
@@ -160,6 +166,7 @@ class _Pruning:
                     self.prune(each, shape.values, path)
 
     def _prune_object(self, value: dict[str, Any], known: _Object, path: str) -> None:
+        """Remove the unknown fields of an object, and of objects in its known fields."""
         if not value.keys() <= known.fields:
             for name in [name for name in value if name not in known.fields]:
                 self._ignored.ignore(f"{path}.{name}" if path else name, value.pop(name), known.fields)
@@ -180,7 +187,7 @@ def _shape(type: inspect.Type) -> _Shape | None:
     match type:
         case inspect.UnionType(types=members):
             shapes = [shape for member in members if (shape := _shape(member)) is not None]
-            return None if not shapes else reduce(_either, shapes)
+            return None if not shapes else reduce(_shape_of_union, shapes)
         case inspect.ListType(item_type=item):
             shape = _shape(item)
             return None if shape is None else _Shape({}, items=shape)
@@ -195,7 +202,7 @@ def _shape(type: inspect.Type) -> _Shape | None:
     return None
 
 
-def _either(left: _Shape, right: _Shape) -> _Shape:
+def _shape_of_union(left: _Shape, right: _Shape) -> _Shape:
     """Return the shape of a union of two."""
     return _Shape(
         {**left.objects, **right.objects},

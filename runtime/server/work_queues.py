@@ -84,13 +84,16 @@ class WorkQueues:
 
     @classmethod
     def of(cls, engine: Engine) -> WorkQueues:
-        """Return the work queues of an engine. If the engine's queue is limited, each of them is, too."""
+        """Return the queues for an engine's submissions, tokenization, truncation and cache requests.
+
+        If the engine's queue is limited, each of them is, too.
+        """
 
         def room() -> int:
             return sys.maxsize if engine.queue.room is None else engine.queue.room
 
         def queue(work: str) -> WorkQueue:
-            return _queue(work, lambda: _most(engine), num_long=1)
+            return _make_queue(work, lambda: _most(engine), num_long=1)
 
         # Two long prompts at a time, so that a valid one need not wait for one that is refused in the end.
         submission = WorkQueue(num_long=2, max_waiting=room, refusal=engine.queue.refusal, at_once_bytes=AT_ONCE_BYTES)
@@ -99,7 +102,7 @@ class WorkQueues:
 
 def reading_queue(engines: Callable[[], Iterable[Engine]]) -> WorkQueue:
     """Return the queue for decoding bodies, before their model is known. Its limit is the sum of the engines'."""
-    return _queue(
+    return _make_queue(
         "reading requests",
         lambda: min(sys.maxsize, sum(map(_most, engines()))),
         num_long=2,
@@ -107,7 +110,9 @@ def reading_queue(engines: Callable[[], Iterable[Engine]]) -> WorkQueue:
     )
 
 
-def _queue(work: str, max_waiting: Callable[[], int], *, num_long: int, at_once_bytes: int = 0) -> WorkQueue:
+def _make_queue(work: str, max_waiting: Callable[[], int], *, num_long: int, at_once_bytes: int = 0) -> WorkQueue:
+    """Return a queue for one kind of work; it refuses more than `max_waiting()` requests, with the work's name."""
+
     def refusal(num_waiting: int) -> WorkOverloaded:
         return WorkOverloaded(work, num_waiting, _RETRY_AFTER_S)
 

@@ -130,6 +130,7 @@ class StepCost:
         return self._worth[key]
 
     def _may_pay(self, num_rows: int, num_expected: float) -> bool:
+        """Return whether some number of draft tokens would give more tokens per second, if all were accepted."""
         speed = num_expected / self.seconds(num_rows)
         for number in range(1, MAX_DRAFT + 1):
             num_expected += 1.0 / _MIN_GAIN
@@ -138,7 +139,7 @@ class StepCost:
         return False
 
     def _met_lately(self, num_rows: int) -> tuple[float, float]:
-        """Return weight and sum of the seconds of recent steps of `num_rows` rows."""
+        """Return the weight of recent steps of `num_rows` rows, which fades, and their seconds times that weight."""
         weight, total, at = self._met.get(num_rows, (0.0, 0.0, self._num_steps))
         kept = _KEPT ** (self._num_steps - at)
         return kept * weight, kept * total
@@ -148,7 +149,10 @@ class StepCost:
         return max(mean_s + self._row_s * (num_rows - rows), 0.1 * mean_s)
 
     def _slope(self) -> float:
-        """Return the slope of the line; close to the expected one if all steps had the same number of rows."""
+        """Return the seconds of one more row, fitted to all steps.
+
+        About the expected share of a step, if all steps had the same number of rows.
+        """
         rows, seconds = self._rows / self._weight, self._seconds / self._weight
         spread = max(0.0, self._rows_squared / self._weight - rows * rows)
         product = self._products / self._weight - rows * seconds

@@ -79,7 +79,7 @@ class DraftRows(NamedTuple):
     page_ids: array[int]
 
     def part(self, draft_ids: Sequence[int]) -> DraftPart:
-        """Return the input of the next step: the uncomputed tokens, or the last draft token."""
+        """Return a sequence's input of the next step: its uncomputed tokens, or after these its last draft token."""
         number = len(self.token_ids)
         if not draft_ids:
             return DraftPart(self.start, self.token_ids, self.rows[:number], self.page_ids)
@@ -124,7 +124,7 @@ class DraftSource(ABC):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
-        """Reserve rows for the requests, and call `_levels` for those that got some."""
+        """Reserve rows for the requests, and call `_draft_together` for those that got some."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -147,7 +147,7 @@ class DraftSource(ABC):
             self.worth.turn_off()
             self.start_over()
             return {}
-        return self._drafts(requests, cost, num_rows, num_expected)
+        return self._select_drafts(requests, cost, num_rows, num_expected)
 
     def observe(self, name: str, num_checked: int, num_accepted: int) -> None:
         """Record how many of a request's last draft tokens, as far as they were verified, were accepted."""
@@ -161,10 +161,16 @@ class DraftSource(ABC):
         """Forget everything."""
         self._likely_of.clear()
 
-    def _levels(
+    def _draft_together(
         self, rows: Sequence[tuple[DraftRequest, DraftRows]], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
-        """Draft one token at a time for all requests together, as long as that is worthwhile."""
+        """Draft for all requests at once, token by token, as long as that pays; each request collects its draft tokens.
+
+        Args:
+            rows: the requests, each with the rows where its tokens are computed.
+            cost: of the steps that verify drafts. The next one has `num_rows` rows without drafts.
+            num_expected: number of tokens that this step yields without drafts.
+        """
         begun = self._clock()
         active = list(rows)
         for depth in range(MAX_DEPTH):
@@ -177,10 +183,10 @@ class DraftSource(ABC):
             spent_s = self._clock() - begun
             if not active or not self.worth.depth(cost, total, expected, chances, MAX_DEPTH - depth, spent_s):
                 break
-            self._compute_level(active)
+            self._draft_next(active)
 
-    def _compute_level(self, active: Sequence[tuple[DraftRequest, DraftRows]]) -> None:
-        """Draft the next token for each request."""
+    def _draft_next(self, active: Sequence[tuple[DraftRequest, DraftRows]]) -> None:
+        """Compute one step, and append to each request its next draft token, with its chance of acceptance."""
         parts = [room.part(request.draft_ids) for request, room in active]
         num_tokens = sum(len(part.token_ids) for part in parts)
         begun = self._clock()
@@ -198,10 +204,10 @@ class DraftSource(ABC):
         if self._num_steps > 2:  # the first steps load weights into memory
             self.worth.cost.observe(num_tokens, self._clock() - begun)
 
-    def _drafts(
+    def _select_drafts(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> dict[str, Draft]:
-        """Return those draft tokens that are worth verifying."""
+        """Return by request the draft tokens that are worth verifying, the first ones of each that was drafted."""
         chances = sorted((chance for request in requests for chance in request.chances), reverse=True)
         number, _ = best_length(chances, cost, num_rows=num_rows, num_expected=num_expected)
         least = chances[number - 1] if number else 2.0

@@ -121,8 +121,11 @@ class DraftModel(DraftSource, Memory):
         """Close the model."""
         self._forward.close()
 
-    def _follow(self, request: DraftRequest, cost: StepCost, num_rows: int) -> cached.Sequence | None:
-        """Return the sequence of a reply, with all of its tokens and few of them uncomputed; None if not worthwhile."""
+    def _update_sequence(self, request: DraftRequest, cost: StepCost, num_rows: int) -> cached.Sequence | None:
+        """Return the draft model's own sequence for a reply, brought up to date: few of its tokens are left to compute.
+
+        None if the request is not followed, or computing its missing tokens does not pay or takes further steps.
+        """
         if request.name in self._without or len(request.sequence.token_ids) + request.most > self._context_length:
             return None
         is_worth = partial(self.worth.pays_for_prompt, request.num_generated, request.num_left, cost, num_rows)
@@ -166,32 +169,36 @@ class DraftModel(DraftSource, Memory):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
+        """Bring the requests' sequences up to date, reserve rows for them, and draft; see `DraftSource`."""
         ready = [
             (request, sequence)
             for request in requests
-            if (sequence := self._follow(request, cost, num_rows)) is not None
+            if (sequence := self._update_sequence(request, cost, num_rows)) is not None
         ]
         with self._cache.begin() as transaction:
             rows = [
                 (request, r)
                 for request, sequence in ready
-                if (r := self._reserve(transaction, request, sequence)) is not None
+                if (r := self._reserve_rows(transaction, request, sequence)) is not None
             ]
             if not rows:
                 return
             if transaction.copies:
                 self._forward.copy_rows(transaction.copies)
-            self._levels(
+            self._draft_together(
                 [(request, _rows_of(reservation)) for request, reservation in rows], cost, num_rows, num_expected
             )
             for _, reservation in rows:
                 transaction.accept(reservation.sequence, 0)
             transaction.commit()
 
-    def _reserve(
+    def _reserve_rows(
         self, transaction: KVTransaction, request: DraftRequest, sequence: cached.Sequence
     ) -> Reservation | None:
-        """Reserve rows for a sequence's uncomputed tokens and for draft tokens after them, whose ids are unknown."""
+        """Reserve KV rows for a sequence's uncomputed tokens, and for draft tokens after them, whose ids are unknown.
+
+        None if there are too few pages; the request is then no longer followed.
+        """
         try:
             return transaction.reserve(sequence, sequence.num_uncomputed, [0] * (min(request.most, MAX_DEPTH) - 1))
         except OutOfPages:

@@ -74,12 +74,12 @@ class Drafter:
             return NO_DRAFT
         self._catch_up()
         forced = () if self.foresight is None else self.foresight.forced()[:most]
-        for kind, token_ids in self._sources(forced, most):
+        for kind, token_ids in self._candidates(forced, most):
             if self.foresight is not None and len(token_ids) > len(forced):
                 token_ids = token_ids[: self.foresight.num_allowed(token_ids)]
             if not token_ids:
                 continue
-            draft = self._draft(kind, token_ids, len(forced))
+            draft = self._make_draft(kind, token_ids, len(forced))
             number = draft_length(draft.chances, cost, num_rows=num_rows, num_expected=num_expected)
             if number:
                 return draft.first(number)
@@ -87,7 +87,7 @@ class Drafter:
         return NO_DRAFT
 
     def observe(self, draft: Draft, num_accepted: int) -> None:
-        """Record how many tokens of a draft were accepted."""
+        """Record how many tokens of a draft were accepted, for the source that it came from."""
         forced, number = draft.num_forced, len(draft.token_ids)
         if draft.kind == MODEL:
             assert self.on_verified is not None, "a draft of no model"
@@ -101,7 +101,13 @@ class Drafter:
         for place in range(forced, min(number, num_accepted + 1)):
             self._after.setdefault(before[place], Acceptance(0.0)).observe(1, int(place < num_accepted))
 
-    def _draft(self, kind: int, token_ids: tuple[int, ...], num_forced: int) -> Draft:
+    def _make_draft(self, kind: int, token_ids: tuple[int, ...], num_forced: int) -> Draft:
+        """Return a draft with the measured probabilities that each token and those before it are accepted.
+
+        Args:
+            kind: the source of the tokens: `TREE`, `FORCED`, or the length of the suffix that was looked up.
+            num_forced: number of first tokens that the grammar allows only.
+        """
         sure, share, after = self._seen[FORCED].share, self._seen[kind].share, self._after
         shares = [sure] * min(num_forced, len(token_ids))
         for before in self._ids_before(token_ids)[len(shares) :]:
@@ -113,15 +119,16 @@ class Drafter:
         """Return the token before each token of a draft."""
         return [self._lookup.last, *token_ids[:-1]]
 
-    def _sources(self, forced: tuple[int, ...], most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the candidates of each source, the best first, each beginning with the forced tokens."""
-        ahead = self._tree(most)
+    def _candidates(self, forced: tuple[int, ...], most: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Return each source's proposal as `(kind, token ids)`, the best first; all begin with the forced tokens."""
+        ahead = self._tokens_ahead(most)
         if ahead[: len(forced)] != forced[: len(ahead)]:
             ahead = ()
         found, length = self._lookup.draft(most - len(forced), behind=forced)
         return [(TREE, ahead), (length if found else FORCED, (*forced, *found))]
 
-    def _tree(self, most: int) -> tuple[int, ...]:
+    def _tokens_ahead(self, most: int) -> tuple[int, ...]:
+        """Return at most `most` tokens that come next in the prefix tree, which is searched every few tokens only."""
         if not self._ahead and self.look_ahead is not None and len(self._lookup) >= self._looks_at:
             self._ahead = self.look_ahead(_AHEAD)
             self._looks_at = len(self._lookup) + _LOOK_EVERY
@@ -179,11 +186,12 @@ class SuffixLookup:
         own = self._length
         self.extend(behind)
         try:
-            return self._draft(most)
+            return self._find_draft(most)
         finally:
             self._length = own
 
-    def _draft(self, most: int) -> tuple[tuple[int, ...], int]:
+    def _find_draft(self, most: int) -> tuple[tuple[int, ...], int]:
+        """Return at most `most` tokens after the longest earlier suffix, and its length; see `draft`."""
         ends = self._ends()
         if most <= 0 or not ends.size:
             return (), 0

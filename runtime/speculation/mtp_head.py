@@ -35,19 +35,21 @@ class MTPHead(DraftSource):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
+        """Reserve free pages for the requests' draft tokens, draft, and release them; see `DraftSource`."""
         taken: list[int] = []
         try:
             rooms = [
-                (request, self._room(request.sequence, min(request.most, MAX_DEPTH), taken)) for request in requests
+                (request, self._reserve_rows(request.sequence, min(request.most, MAX_DEPTH), taken))
+                for request in requests
             ]
             rows = [(request, room) for request, room in rooms if room is not None]
             if rows:
-                self._levels(rows, cost, num_rows, num_expected)
+                self._draft_together(rows, cost, num_rows, num_expected)
         finally:
             self._pool.release(taken)
 
-    def _room(self, sequence: cached.Sequence, num_tokens: int, taken: list[int]) -> DraftRows | None:
-        """Return rows for `num_tokens` tokens after the computed ones, and add pages for them to `taken`.
+    def _reserve_rows(self, sequence: cached.Sequence, num_tokens: int, taken: list[int]) -> DraftRows | None:
+        """Return rows for `num_tokens` tokens after the computed ones; the pages taken for them are added to `taken`.
 
         None if too few pages are free, or a row before them is missing.
         """

@@ -54,7 +54,7 @@ class Encoder(Family):
     )
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return the view of the first token type, or of the two that pairs have."""
+        """Return the first row of the table of token types, by the model's name, or the two rows that pairs have."""
         entering = decoder.encoder_input
         if entering is None or entering.token_type is None:
             return {}

@@ -33,9 +33,10 @@ class CodePage:
         return self._read(where, count * _PAIR_BYTES, "int16")
 
     def values_of(self, group: Expr, column: Expr, first: int, count: int) -> Expr:
-        """Return bytes `[first, first + count)` of the values of four tokens, int8.
+        """Return `count` bytes of value codes, int8, of the four tokens of group `group`, beginning at one column.
 
-        They are columns from `column` on of the tokens of group `group`; the four tokens' numbers are interleaved.
+        The codes of the four tokens are interleaved: byte `4 * i + t` is that of token `t` in column `column + i`.
+        `first` is the first of these bytes to return.
         """
         columns = self.stored.pool.layout.value_columns
         return self._read(self.stored.values + (group * columns + column) * TOKENS_AT_ONCE + first, count, "int8")

@@ -98,7 +98,7 @@ class CodeSteps(AttentionSteps):
         seen = _SeenPages(tile)
         less = registers(LANES, "float32")
         less[lanes(0)] = const(0) - self._maxima(tile, seen)
-        self._round(tile, seen, self._weigh_seen(tile, seen, kv, less))
+        self._quantize_weights(tile, seen, self._weigh_seen(tile, seen, kv, less))
 
     def _maxima(self, tile: MicroTile, seen: _SeenPages) -> Expr:
         """Return the largest score of each row; also stored in the scratch."""
@@ -144,8 +144,12 @@ class CodeSteps(AttentionSteps):
             memory[lanes(self.codes.span_sums(r))] = vectors[lanes(r * LANES)]
         return bound(T.reinterpret("float32x16", _in_order([tops[lanes(r * LANES)] for r in range(num)], T.max)))
 
-    def _round(self, tile: MicroTile, seen: _SeenPages, top: Expr) -> None:
-        """Round weights to fractions of the largest."""
+    def _quantize_weights(self, tile: MicroTile, seen: _SeenPages, top: Expr) -> None:
+        """Emit the rounding of each row's weights to codes, whose scale maps the row's largest weight to `MOST_CODE`.
+
+        Args:
+            top: a vector with each row's largest weight, by the row's index in the tile.
+        """
         memory, codes = self.memory, self.codes
         memory[lanes(codes.code_scales)] = top * const(1 / MOST_CODE)
         inverse = registers(LANES, "float32")
@@ -158,7 +162,7 @@ class CodeSteps(AttentionSteps):
                 memory[lanes(codes.codes(r) + p * 4, 4)] = T.reinterpret("float32x4", code)
 
     def join(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Sum the weighted values, and join the span to the state."""
+        """Emit the sums of a span's values times their weights, and add them to the running state of the softmax."""
         state, memory, codes = self.scratch.state, self.memory, self.codes
         factors = self.factors(tile.index, memory[lanes(codes.span_maxima(tile.index))])
 

@@ -140,14 +140,15 @@ class _JsonReader:
         self._is_escaped = False
 
     def push(self, text: str) -> str:
-        num_characters = 0 if self.is_whole else self._num_of_object(text)
+        num_characters = 0 if self.is_whole else self._length_in_object(text)
         self.rest += text[num_characters:]
         return text[:num_characters]
 
     def finish(self) -> str:
         return ""
 
-    def _num_of_object(self, text: str) -> int:
+    def _length_in_object(self, text: str) -> int:
+        """Return how many first characters of `text` belong to the object: up to its closing brace, or all."""
         for at, char in enumerate(text):
             if self._in_string:
                 if self._is_escaped:

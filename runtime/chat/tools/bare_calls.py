@@ -57,31 +57,32 @@ def may_be_calls(text: str, names: Collection[str]) -> bool:
 
 
 def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the calls that a whole reply consists of, each a name and its arguments as JSON; else nothing.
+    """Return the calls that a whole reply consists of, as `(name, arguments as JSON)`; none if it has more.
 
     >>> calls_in('```json\\n{"name": "now", "arguments": {"a": 1}}\\n```', ["now"])
     [('now', '{"a": 1}')]
     """
     decoder, found = json.JSONDecoder(parse_constant=_refuse), list[Any]()
-    at = _after(text, 0)
+    at = _skip_wrapping(text, 0)
     while at < len(text):
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             return []
         found += value if isinstance(value, list) else [value]
-        at = _after(text, end)
-    calls = [_call(each, names) for each in found]
+        at = _skip_wrapping(text, end)
+    calls = [_parse_call(each, names) for each in found]
     return [call for call in calls if call is not None] if None not in calls and len(calls) <= _MAX_CALLS else []
 
 
-def _after(text: str, start: int) -> int:
-    """Return the end of the text around calls that begins at `start`."""
+def _skip_wrapping(text: str, start: int) -> int:
+    """Return the index after the text that can be around calls, such as fences and tags; `start` if there is none."""
     found = _AROUND.match(text, start)
     return start if found is None else found.end()
 
 
-def _call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
+def _parse_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
+    """Return the name of the called tool and its arguments as JSON; None if a JSON value is no call of a known tool."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict) and value.keys() - _BESIDE == {"function"}:
         value = value["function"]
     if not isinstance(value, dict):

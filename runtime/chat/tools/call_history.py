@@ -81,13 +81,13 @@ class CallHistory:
         if _canonical(call.arguments) is None:
             return
         with self._lock:
-            self._put((namespace, call.call_id), _Given(call.name, call.arguments, self._clock()))
+            self._remember((namespace, call.call_id), _Given(call.name, call.arguments, self._clock()))
             while self._num_bytes > self._max_bytes:
                 self._drop(next(iter(self._given)))
 
     def respelled(self, namespace: bytes, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages, with the arguments of known calls as `GeneratedArguments`."""
-        return [self._respelled(namespace, message) for message in messages] if self._given else messages
+        return [self._restore_message(namespace, message) for message in messages] if self._given else messages
 
     def forget(self, namespace: bytes | None = None) -> None:
         """Forget a namespace's calls, or all."""
@@ -101,14 +101,15 @@ class CallHistory:
             while self._given and next(iter(self._given.values())).used_at < since:
                 self._drop(next(iter(self._given)))
 
-    def _respelled(self, namespace: bytes, message: Message) -> Message:
+    def _restore_message(self, namespace: bytes, message: Message) -> Message:
+        """Return a message with its calls in their original spelling; unchanged unless each of them is known."""
         calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         if not isinstance(calls, list) or not calls:
             return message
-        respelled = [self._found(namespace, call) for call in calls]
+        respelled = [self._restore_call(namespace, call) for call in calls]
         return message if None in respelled else {**message, "tool_calls": respelled}
 
-    def _found(self, namespace: bytes, call: object) -> Mapping[str, Any] | None:
+    def _restore_call(self, namespace: bytes, call: object) -> Mapping[str, Any] | None:
         """Return a call in its original spelling; None if it is unknown, or has another shape."""
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
@@ -122,10 +123,11 @@ class CallHistory:
             return None
         with self._lock:
             if key in self._given:  # it was not dropped meanwhile
-                self._put(key, _Given(given.name, given.arguments, self._clock()))
+                self._remember(key, _Given(given.name, given.arguments, self._clock()))
         return {**call, "function": {**function, "arguments": GeneratedArguments(given.arguments)}}
 
-    def _put(self, key: _Key, given: _Given) -> None:
+    def _remember(self, key: _Key, given: _Given) -> None:
+        """Store a call as the one used last."""
         if key in self._given:
             self._drop(key)
         self._given[key] = given
@@ -144,21 +146,31 @@ def _canonical(arguments: str) -> str | None:
     """Return the same text for all arguments that are equal in type and value; None if ambiguous, or no JSON object."""
     try:
         value = json.loads(
-            arguments, object_pairs_hook=_without_doubles, parse_float=_finite, parse_constant=_refuse_constant
+            arguments, object_pairs_hook=_require_unique, parse_float=_parse_finite, parse_constant=_refuse_constant
         )
         return json.dumps(value, sort_keys=True) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
 
 
-def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _require_unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the pairs of a JSON object as a dictionary.
+
+    Raises:
+        ValueError: two pairs have the same key.
+    """
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a key is there twice")
     return value
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
+    """Return the number of a JSON text.
+
+    Raises:
+        ValueError: it is too large for a float.
+    """
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text:.20} is no number here")

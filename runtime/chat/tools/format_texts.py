@@ -220,7 +220,7 @@ def quoted(text: str, specials: Specials = ()) -> str:
 
 
 def cut_at_specials(text: str, specials: Specials) -> list[str]:
-    """Return the special tokens of a text and the texts between them, without empty ones."""
+    """Split a text before and after each special token; return all parts in order, without empty ones."""
     texts = sorted((special for special, _ in specials), key=len, reverse=True)
     if not texts:
         return [text] if text else []

@@ -206,17 +206,17 @@ def format_of(template: ChatTemplate) -> ToolFormat:
     """
     for formats, ids in ((KNOWN, (_ID, _ID)), ((KIMI,), ("functions.xyzzy:0", "functions.corge:1"))):
         for num_calls in (2, 1):
-            rendered = _rendered(template, num_calls, ids)
+            rendered = _render_calls(template, num_calls, ids)
             for format in formats if rendered is not None else ():
                 text = format.text_of([("xyzzy", _ARGUMENTS), ("corge", "{}")][:num_calls], [_ID, _ID])
                 if text in str(rendered) and (num_calls == 2) <= (format.separator is not None):
                     return format
-    told = _rendered(template, 0, ()) or ""
+    told = _render_calls(template, 0, ()) or ""
     return next((format for mark, format in _TOLD.items() if mark in told), PLAIN)
 
 
-def _rendered(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str | None:
-    """Return a conversation with calls; None if the template refuses calls, or does not describe tools."""
+def _render_calls(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str | None:
+    """Return the text of a conversation with calls; None if the template refuses calls, or leaves out tools."""
     values: list[tuple[str, dict[str, object]]] = [("xyzzy", {"fred": True, "plugh": 1, "waldo": "x y"}), ("corge", {})]
     calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -47,7 +47,7 @@ class LiteralArguments:
 
     def written(self, arguments: str) -> str:
         values = self.in_order(json.loads(arguments))
-        return self.opener + self.comma.join(f"{k}{self.assign}{self._value(v)}" for k, v in values) + self.closer
+        return self.opener + self.comma.join(f"{k}{self.assign}{self._write_value(v)}" for k, v in values) + self.closer
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return LiteralReader(self.quote)
@@ -61,24 +61,29 @@ class LiteralArguments:
         """Return the values in the order of templates: Gemma's sorts them."""
         return _by_name(values) if self.quote is not None else list(values.items())
 
-    def _value(self, value: object) -> str:
+    def _write_value(self, value: object) -> str:
+        """Return a value as the template writes it.
+
+        That is JSON with `is_json`, a literal of Python without `quote`, else Gemma's form: strings in quotes, names
+        without, sorted.
+        """
         if self.is_json:
             return json.dumps(value, ensure_ascii=False)
         if self.quote is None:
-            return _python(value)
+            return _python_literal(value)
         match value:
             case str():
                 return f"{self.quote}{value}{self.quote}"
             case bool():
                 return "true" if value else "false"
             case dict():
-                return "{" + ",".join(f"{key}:{self._value(each)}" for key, each in _by_name(value)) + "}"
+                return "{" + ",".join(f"{key}:{self._write_value(each)}" for key, each in _by_name(value)) + "}"
             case list():
-                return "[" + ",".join(map(self._value, value)) + "]"
+                return "[" + ",".join(map(self._write_value, value)) + "]"
         return str(value)
 
 
-def _python(value: object) -> str:
+def _python_literal(value: object) -> str:
     """Return the value as LFM's template writes it, with escapes if needed."""
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -124,13 +129,13 @@ class _LiteralRules:
         needed, others = list[str](), list[str]()
         for number, (key, each) in enumerate(items):
             own = f"{name}_{number}"
-            self.rules.add([f"{own}: {self._quoted(key)} {self._quoted(assign)} {self._value(each)}"])
+            self.rules.add([f"{own}: {self._quoted(key)} {self._quoted(assign)} {self._value_rule(each)}"])
             (needed if key in required else others).append(own)
         most = len(others)
         if extra is not False:
             own, known = f"{name}_more", "".join(f" & ~/{_escaped(key)}/" for key, _ in items)
             key = f"{name.upper()}_KEY"
-            value = f"{own}: {key} {self._quoted(assign)} {self._value(extra)}"
+            value = f"{own}: {key} {self._quoted(assign)} {self._value_rule(extra)}"
             self.rules.add([f"{key}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{known}", value])
             others.append(own)
             most += MAX_EXTRAS
@@ -151,8 +156,8 @@ class _LiteralRules:
             return f"({name} {more})?"
         return f"({name} {comma}){{0,{most}}} " + f" {comma} ".join(f"{each} {more}" for each in needed)
 
-    def _value(self, schema: object) -> str:
-        """Return the rule for a value that fits a schema.
+    def _value_rule(self, schema: object) -> str:
+        """Return the name of the rule for values that fit a schema; add the rule if there is none yet.
 
         Raises:
             InvalidGrammar: it is strict, and nested too deeply.
@@ -165,15 +170,20 @@ class _LiteralRules:
         if key not in self._values:
             self._values[key] = f"{self.name}_value_{len(self._values)}"
             self._depth += 1
-            ways = self._ways(self._values[key], {} if is_any else schema)
+            ways = self._alternatives(self._values[key], {} if is_any else schema)
             self._depth -= 1
             self.rules.add([f"{self._values[key]}: {ways}"])
         return self._values[key]
 
-    def _ways(self, name: str, schema: object) -> str:
+    def _alternatives(self, name: str, schema: object) -> str:
+        """Return what a value that fits a schema can be, joined by `|`, and add the rules that these alternatives use.
+
+        Args:
+            name: of the rule for the value; names of added rules begin with it.
+        """
         types, asked = types_of(schema, self.schema, self._seen) or ANY, looked_up(schema, self.schema)
         if self.style.quote is None:
-            return self._python(types, asked)
+            return self._python_alternatives(types, asked)
         ways = []
         if "string" in types:
             ways.append(f"{self._quoted(self.style.quote)} {name}_text")
@@ -189,7 +199,7 @@ class _LiteralRules:
             ways.append(self._json({**_without_refs(asked), "type": kind} if types == {kind} else {"type": kind}))
         ways += [quoted(word) for kind, words in _WORDS.items() if kind in types for word in words]
         if "array" in types:
-            item = self._value(asked.get("items", True))
+            item = self._value_rule(asked.get("items", True))
             ways.append(f'"[" ({item} ("," {item})*)? "]"')
         if "object" in types:
             ways.append(f"{name}_object")
@@ -197,11 +207,16 @@ class _LiteralRules:
             self.rules.add([f"{name}_object: {members}"])
         return " | ".join(ways)
 
-    def _python(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
+    def _python_alternatives(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
+        """Return the alternatives for a value as Python writes it: quoted strings, Python's words, else JSON.
+
+        Args:
+            asked: the schema, without a reference.
+        """
         values = values_of(asked, self.schema)
         if types == STRING and values is not None:
             texts = [value for value in values if isinstance(value, str)]
-            return " | ".join(quoted(text) for value in texts for text in (_python(value), json.dumps(value)))
+            return " | ".join(quoted(text) for value in texts for text in (_python_literal(value), json.dumps(value)))
         if types == STRING and not (self.is_strict and unkept_words(asked, self.schema)):  # else as JSON, which can
             times = times_of(asked)
             return " | ".join(rf"/{mark}([^{mark}\\]|\\[ntr\\'\"]){times}{mark}/" for mark in "'\"")

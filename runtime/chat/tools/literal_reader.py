@@ -59,13 +59,14 @@ class LiteralReader(StepReader):
             return string(held[: len(held) - overlap(held, self._quote)])[1:-1]
         return ""
 
-    # Each reads one element of `held`, and returns JSON and the number of characters; 0 if it needs more.
+    # Each reads one element of `held`, and returns its JSON and the number of characters read: 0 if it needs more text.
 
     def _next(self, held: str) -> tuple[str, int]:
         written, length = self._read_text(held) if self._quote is not None else self._read_token(held)
         return "" if self._is_known else written, length
 
     def _read_token(self, held: str) -> tuple[str, int]:
+        """Read white space, a comma, a sign after a name, a bracket, an opening quote, or a word without quotes."""
         if not held:
             return "", 0
         if held[0].isspace():
@@ -77,7 +78,7 @@ class LiteralReader(StepReader):
             self._is_named = True
             return _JOINTS[held[0]], 1
         if held[0] in _BRACKETS:
-            return self._bracket(_BRACKETS[held[0]]), 1
+            return self._read_bracket(_BRACKETS[held[0]]), 1
         for quote in self._quotes:
             if held.startswith(quote):
                 self._quote = quote
@@ -93,7 +94,7 @@ class LiteralReader(StepReader):
         word = held[0] if found is None else found[0]
         if len(word) == len(held):
             return "", 0
-        written = string(word.rstrip()) if is_key else _WORDS.get(word) or _number(word) or string(word)
+        written = string(word.rstrip()) if is_key else _WORDS.get(word) or _json_number(word) or string(word)
         if is_key and len(self._open) == 1:
             self._is_known = written in self._names
             self._names.add(written)
@@ -122,18 +123,20 @@ class LiteralReader(StepReader):
         return string(held[:num_safe])[1:-1], num_safe
 
     def _read_escape(self, held: str) -> tuple[str, int]:
+        """Read one of Python's escapes inside a string; an unknown one stays as it is written."""
         if len(held) < 2:
             return "", 0
         num_digits = _CODES.get(held[1], 0)
         if len(held) < 2 + num_digits:
             return "", 0
         if num_digits:
-            return _coded(held[: 2 + num_digits], held[2 : 2 + num_digits]), 2 + num_digits
+            return _json_escape(held[: 2 + num_digits], held[2 : 2 + num_digits]), 2 + num_digits
         if held[1] in _ESCAPED:
             return string(_ESCAPED[held[1]])[1:-1], 2
         return string(held[1] if held[1] in "\\'\"" else held[:2])[1:-1], 2
 
-    def _bracket(self, bracket: str) -> str:
+    def _read_bracket(self, bracket: str) -> str:
+        """Return a bracket as JSON, after a comma if needed; closing the outermost one completes the arguments."""
         if bracket in "{[":
             text = self._after_comma(bracket)
             self._open.append(bracket)
@@ -149,7 +152,7 @@ class LiteralReader(StepReader):
         return comma + text
 
 
-def _number(word: str) -> str | None:
+def _json_number(word: str) -> str | None:
     """Return a number as JSON writes it; None if it is none."""
     try:
         value = json.loads(word)
@@ -159,7 +162,7 @@ def _number(word: str) -> str | None:
     return word if is_number and math.isfinite(value) else None
 
 
-def _coded(escape: str, digits: str) -> str:
+def _json_escape(escape: str, digits: str) -> str:
     """Return an escape with digits as JSON writes it; pairs of surrogates remain pairs."""
     try:
         code = int(digits, 16)

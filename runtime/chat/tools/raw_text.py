@@ -49,7 +49,7 @@ def text_rules(
             "quotes; leave it out, or do not ask for strict"
         )
     if types - {"null"} != STRING:
-        return _any_until(name, close, specials, goes_on=goes_on)
+        return _any_rules_until(name, close, specials, goes_on=goes_on)
     nulls = _NULLS if "null" in types else ()
     values, times = values_of(asked, root), times_of(_of_strings(asked, root))
     white = "WS? " if close in dict(specials) else "BLANK "
@@ -58,11 +58,11 @@ def text_rules(
         texts = [value for value in values if isinstance(value, str)]
         return [f"{name}: ({' | '.join(quoted(text, specials) for text in (*texts, *nulls))}) {end}"]
     if times == "*":
-        return _any_until(name, close, specials, goes_on=goes_on)
+        return _any_rules_until(name, close, specials, goes_on=goes_on)
     if not nulls:
-        return _until(name, times, close, specials, line)
+        return _rules_until(name, times, close, specials, line)
     null = f"({' | '.join(map(quoted, nulls))}) {end}"
-    return [f"{name}: {name}_string | {null}", *_until(f"{name}_string", times, close, specials, line)]
+    return [f"{name}: {name}_string | {null}", *_rules_until(f"{name}_string", times, close, specials, line)]
 
 
 def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[str]:
@@ -87,13 +87,13 @@ def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[in
 
 
 def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[Any] | None:
-    """Return the values that a schema within `root` enumerates for strings; None if it does not.
+    """Return the strings that a schema within `root` enumerates, and other values next to them; None if it does not.
 
     >>> values_of({"anyOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, {})
     ['a', 'b', 'c']
 
     Args:
-        seen: like in `unkept_words`.
+        seen: ids of schemas that were visited on the way here; None for the outermost one.
     """
     values = [asked["const"]] if "const" in asked else asked.get("enum")
     if isinstance(values, list):
@@ -132,14 +132,20 @@ def times_of(asked: Mapping[str, Any]) -> str:
     return f"{{{least},{most}}}" if least or most != "" else "*"
 
 
-def _any_until(name: str, close: str, specials: Specials, *, goes_on: bool) -> list[str]:
-    """Return rules for any string."""
+def _any_rules_until(name: str, close: str, specials: Specials, *, goes_on: bool) -> list[str]:
+    """Return rules for a text of any length up to `close`; with `goes_on` it can contain `close` itself."""
     if not goes_on or close in dict(specials):
-        return _until(name, "*", close, specials)
-    return [f"{name}: {name}_part+", *_until(f"{name}_part", "*", close, specials)]
+        return _rules_until(name, "*", close, specials)
+    return [f"{name}: {name}_part+", *_rules_until(f"{name}_part", "*", close, specials)]
 
 
-def _until(name: str, times: str, close: str, specials: Specials, line: str = "") -> list[str]:
+def _rules_until(name: str, times: str, close: str, specials: Specials, line: str = "") -> list[str]:
+    """Return rules for a text up to the first `close`.
+
+    Args:
+        times: number of its characters, as a quantifier of a regular expression.
+        line: can come before `close`, and is no part of the text.
+    """
     first, *rest = cut_at_specials(close, specials)
     behind = " ".join(quoted(piece, specials) for piece in rest)
     text = f"/(.|\\n){times}{f'({escaped(line)})?' if line else ''}/"

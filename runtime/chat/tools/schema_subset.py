@@ -103,7 +103,7 @@ def infinite_schema_ids(root: Schema) -> set[int]:
             continue
         schemas[id(schema)] = schema
         waiting += [
-            each for each in (*_within(schema), resolved(schema.get("$ref"), root)) if isinstance(each, Mapping)
+            each for each in (*_inner_schemas(schema), resolved(schema.get("$ref"), root)) if isinstance(each, Mapping)
         ]
     if not any("$ref" in schema for schema in schemas.values()):
         return set()
@@ -120,7 +120,7 @@ def infinite_schema_ids(root: Schema) -> set[int]:
     return endless
 
 
-def _within(schema: Schema) -> Iterable[Any]:
+def _inner_schemas(schema: Schema) -> Iterable[Any]:
     """Yield the schemas directly inside one."""
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
@@ -175,6 +175,7 @@ def _draft_of(value: object) -> str | None:
 
 
 def _outline(schema: Schema) -> Schema:
+    """Return the outermost level of a tool's schema: its properties with their types, and which are required."""
     properties, required = schema.get("properties"), schema.get("required")
     named = properties if isinstance(properties, Mapping) else {}
     kinds = {name: each.get("type") if isinstance(each, Mapping) else None for name, each in named.items()}
@@ -205,7 +206,7 @@ class _Reading:
     def read(self, schema: Schema) -> dict[str, Any]:
         """Return the reduced copy of a schema inside `root`, with all schemas inside it."""
         self.num_schemas += 1
-        found = {key: self._value(key, value) for key, value in schema.items() if key not in _WORDS}
+        found = {key: self._reduce_value(key, value) for key, value in schema.items() if key not in _WORDS}
         if any(schema[key] not in _UNENFORCED[key] for key in _UNENFORCED.keys() & schema.keys()):
             self.is_whole = False
         if "$schema" in found:  # for an unknown one the library would look elsewhere
@@ -215,10 +216,10 @@ class _Reading:
         if self.leaves_out:
             self._cut_endless(schema, found)
         if self.leaves_out:
-            self._leave_out(found, [key for key, value in found.items() if value is _NOTHING])
+            self._remove_keywords(found, [key for key, value in found.items() if value is _NOTHING])
             for low, high in (*_LIMITS, *_COUNTS):
                 if _is_number(found.get(low)) and _is_number(found.get(high)) and found[low] > found[high]:
-                    self._leave_out(found, (low, high))
+                    self._remove_keywords(found, (low, high))
         return found
 
     def _cut_endless(self, schema: Schema, found: dict[str, Any]) -> None:
@@ -238,23 +239,25 @@ class _Reading:
         if found.pop("minItems", None) is not None:
             self.is_whole = False
 
-    def _leave_out(self, found: dict[str, Any], keys: Iterable[str]) -> None:
+    def _remove_keywords(self, found: dict[str, Any], keys: Iterable[str]) -> None:
+        """Remove keywords from the reduced copy, which is not the whole schema then."""
         for key in keys:
             del found[key]
             self.is_whole = False
             if key in ("properties", "patternProperties"):
                 found.pop("additionalProperties", None)  # it would forbid fields that these allow
 
-    def _value(self, key: str, value: Any) -> Any:
+    def _reduce_value(self, key: str, value: Any) -> Any:
+        """Return a keyword's value with the schemas in it reduced; `_NOTHING` if it cannot be enforced."""
         if self.leaves_out and not _FITS.get(key, _is_any)(value, self.root):
             return _NOTHING
         if self.leaves_out and key == "$ref" and resolved(value, self.root) is None and not self._has_names:
             return _NOTHING  # a reference to nothing
         if key in _NAMED and isinstance(value, Mapping):
-            return {name: self._schema(each) for name, each in value.items()}
+            return {name: self._reduce_schema(each) for name, each in value.items()}
         if key in _LISTS and isinstance(value, list):
-            return [self._schema(each) for each in value]
-        return self._schema(value) if key in _ONE else value
+            return [self._reduce_schema(each) for each in value]
+        return self._reduce_schema(value) if key in _ONE else value
 
     @cached_property
     def _has_names(self) -> bool:
@@ -263,7 +266,8 @@ class _Reading:
         each_shared = (each for named in shared for each in named.values() if isinstance(each, Mapping))
         return any("$id" in each or "$anchor" in each for each in each_shared)
 
-    def _schema(self, value: Any) -> Any:
+    def _reduce_schema(self, value: Any) -> Any:
+        """Return a schema reduced; one that allows everything if it is nested too deeply, or there are too many."""
         if isinstance(value, bool):
             return value
         if self.depth < MAX_DEPTH and self.num_schemas < MAX_SCHEMAS and isinstance(value, Mapping):

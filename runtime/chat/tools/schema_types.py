@@ -163,26 +163,28 @@ def standalone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, 
     """
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
     alone = {**shared, **schema}
-    if not any(not ref.startswith(("#/$defs/", "#/definitions/")) for ref in _refs(alone)):
+    if not any(not ref.startswith(("#/$defs/", "#/definitions/")) for ref in _find_references(alone)):
         return alone
-    return {"$defs": {_ROOT: _moved(root)}, **_moved(schema)}
+    return {"$defs": {_ROOT: _redirect_references(root)}, **_redirect_references(schema)}
 
 
-def _refs(value: Any) -> Iterator[str]:
+def _find_references(value: Any) -> Iterator[str]:
     """Yield the references inside a schema."""
     if isinstance(value, Mapping):
         if isinstance(ref := value.get("$ref"), str) and ref.startswith("#"):
             yield ref
         value = list(value.values())
     for each in value if isinstance(value, list) else ():
-        yield from _refs(each)
+        yield from _find_references(each)
 
 
-def _moved(value: Any) -> Any:
+def _redirect_references(value: Any) -> Any:
     """Return a schema with its references redirected to the definition that holds the root."""
     if isinstance(value, Mapping):
         return {
-            key: f"#/$defs/{_ROOT}{each[1:]}" if key == "$ref" and str(each).startswith("#") else _moved(each)
+            key: f"#/$defs/{_ROOT}{each[1:]}"
+            if key == "$ref" and str(each).startswith("#")
+            else _redirect_references(each)
             for key, each in value.items()
         }
-    return [_moved(each) for each in value] if isinstance(value, list) else value
+    return [_redirect_references(each) for each in value] if isinstance(value, list) else value

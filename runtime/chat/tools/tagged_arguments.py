@@ -40,7 +40,7 @@ class TaggedArguments:
         return self.open + self.between + self.close + (self.before_string or "")
 
     def written(self, arguments: str) -> str:
-        return "".join(self._argument(key, value) for key, value in json.loads(arguments).items())
+        return "".join(self._write_argument(key, value) for key, value in json.loads(arguments).items())
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return _TaggedReader(self, schema, [self.open, *ends])
@@ -48,7 +48,8 @@ class TaggedArguments:
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         return _TaggedRules(self, schema, is_strict, specials).rules(name)
 
-    def _argument(self, key: str, value: object) -> str:
+    def _write_argument(self, key: str, value: object) -> str:
+        """Return an argument as the template writes it: between tags, strings without quotes, other values as JSON."""
         if isinstance(value, str):
             between = self.between if self.before_string is None else self.before_string
             return f"{self.open}{key}{between}{value}{self.close}"
@@ -92,12 +93,13 @@ class _TaggedReader(StepReader):
         key = _without_cut(_without_cut(held, self._style.between), self._style.before_string or "")
         return self._before + string(key)[:-1] if key else ""
 
-    # Each reads as much of `held` as it can, and returns JSON and the number of characters read.
+    # Each reads as much of `held` as it can. Returns its JSON and the number of characters read: 0 if it needs more.
 
     def _next(self, held: str) -> tuple[str, int]:
         return self._read(held)
 
     def _read_boundary(self, held: str) -> tuple[str, int]:
+        """Read the tag before an argument's name; if something else comes, the arguments are complete."""
         found = match_pieces(held, loose_after_white(self._style.open))
         if found is not None:
             if found.is_whole:
@@ -107,6 +109,7 @@ class _TaggedReader(StepReader):
         return ("{}" if self._before == "{" else "}"), 0
 
     def _read_key(self, held: str) -> tuple[str, int]:
+        """Read an argument's name and the text before its value. The JSON of a repeated argument is left out."""
         marks = [mark for mark in (self._style.between, self._style.before_string) if mark is not None]
         found = [(held.find(loose(mark)[0].text), mark) for mark in marks]
         lengths = [(at, mark, _length_of(mark, held[at:])) for at, mark in found if at >= 0]
@@ -126,6 +129,7 @@ class _TaggedReader(StepReader):
         return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), at + length
 
     def _read_value(self, held: str) -> tuple[str, int]:
+        """Read the value: a string piece by piece, any other value once it is complete."""
         end, length = self._end_of_value(held)
         if length:
             self._read = self._read_boundary
@@ -171,6 +175,7 @@ class _TaggedRules:
     _seen: dict[int, Types] = field(default_factory=dict)
 
     def rules(self, name: str) -> list[str]:
+        """Return the rule `name` for all arguments, followed by the rules that it uses."""
         properties = self.schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         required = self.schema.get("required")
@@ -179,14 +184,14 @@ class _TaggedRules:
         needed, others, rules = list[str](), list[str](), Rules()
         for number, (key, schema) in enumerate(properties.items()):
             (needed if key in required else others).append(f"{name}_{number}")
-            rules.add(self._argument(f"{name}_{number}", self._quoted(key), schema, f"{name}_open"))
+            rules.add(self._argument_rules(f"{name}_{number}", self._quoted(key), schema, f"{name}_open"))
         most = len(others)
         if extra is not False:
             others.append(f"{name}_more")
             most += MAX_EXTRAS
             known = "".join(f" & ~/{_escaped(key)}/" for key in properties)
             rules.append(f"{name.upper()}_KEY: /[a-zA-Z0-9_.\\-]{{1,64}}/{known}")
-            rules.add(self._argument(f"{name}_more", f"{name.upper()}_KEY", extra, f"{name}_open"))
+            rules.add(self._argument_rules(f"{name}_more", f"{name.upper()}_KEY", extra, f"{name}_open"))
         anywhere = [f"{name}_other{{0,{most}}}"] if others else []
         if others:
             rules.append(f"{name}_other: {' | '.join(others)}")
@@ -194,7 +199,14 @@ class _TaggedRules:
         own = f"{name}: " + (" ".join(parts) or quoted("", self.specials))
         return [own, *lexemes(f"{name}_open", loose_after_white(self.style.open), self.specials), *rules]
 
-    def _argument(self, name: str, key_rule: str, schema: object, open: str) -> list[str]:
+    def _argument_rules(self, name: str, key_rule: str, schema: object, open: str) -> list[str]:
+        """Return the rule `name` for one argument with its tags, followed by the rules that it uses.
+
+        Args:
+            key_rule: what the grammar has for the argument's name.
+            schema: the schema of its value.
+            open: name of the rule for the tag before the name.
+        """
         types = types_of(schema, self.schema, self._seen)
         marks = (self.style.between, self.style.before_string or self.style.between)
         other, text = (f"{open} {key_rule} {self._quoted(mark)}" for mark in marks)
@@ -214,11 +226,11 @@ class _TaggedRules:
             )
         if "string" not in types or (self.style.before_string is not None and types != STRING):
             ways.append(f"{other} {name}_value {name}_close")
-            rules.append(f"{name}_value: {self._value(types, schema)}")
+            rules.append(f"{name}_value: {self._value_rule(types, schema)}")
             rules += lexemes(f"{name}_close", loose_after_white(close), self.specials)
         return [f"{name}: {' | '.join(ways)}", *rules]
 
-    def _value(self, types: Types, schema: object) -> str:
+    def _value_rule(self, types: Types, schema: object) -> str:
         """Return a rule for a value that is no string."""
         asked: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
         if "string" in types:

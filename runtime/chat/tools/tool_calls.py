@@ -64,7 +64,7 @@ class ReadReply:
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        """Add a piece."""
+        """Append a piece to the content, or to the calls."""
         match piece:
             case Content(text):
                 self.content += text
@@ -131,7 +131,7 @@ class ToolCallReader:
         pieces: list[Piece] = []
         while (found := self._read()) is not None:
             pieces += found
-        return self._noted(pieces)
+        return self._note_calls(pieces)
 
     def finish(self) -> list[Piece]:
         """Return the held-back text at the end of the reply. A call cut off before its arguments is content."""
@@ -139,20 +139,23 @@ class ToolCallReader:
             calls = calls_in(self._held, self._names)
             if calls and len(calls) <= self._max_bare_calls:
                 self._held = ""
-                return self._noted([piece for name, arguments in calls for piece in self._bare_call(name, arguments)])
+                return self._note_calls(
+                    [piece for name, arguments in calls for piece in self._bare_call(name, arguments)]
+                )
             self._read = self._read_content
             return [*self.push(""), *self.finish()]
         held, self._held = self._held, ""
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish()
-            return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
+            return self._note_calls([Arguments(self._num_calls - 1, rest)] if rest else [])
         is_begun = self._read == self._read_next and any(
             found is not None and found.is_whole
             for found in (match_pieces(held, loose(opening)) for opening in self._format.later_openings if opening)
         )
         return [Content(held)] if held and (is_begun or self._read == self._read_content) else []
 
-    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+    def _note_calls(self, pieces: list[Piece]) -> list[Piece]:
+        """Report the calls that are complete with `pieces` to `note`, and return `pieces`."""
         if self._note is not None:
             for piece in pieces:
                 self._so_far.add(piece)
@@ -168,7 +171,7 @@ class ToolCallReader:
         """Read the beginning of a reply, which can be a call without tags, or JSON that is a call as a whole."""
         is_tagged = self._format.is_tagged
         start = length_of_fence(self._held) if is_tagged else len(self._held) - len(self._held.lstrip(WHITE))
-        begun = self._begun(start, self._format.openings)
+        begun = self._match_call(start, self._format.openings)
         if begun is not None:
             return self._begin_call(begun) if begun.is_whole else None
         if self._max_bare_calls and may_be_calls(self._held, self._names):
@@ -179,8 +182,8 @@ class ToolCallReader:
     def _read_content(self) -> list[Piece] | None:
         """Read text, up to where a call begins or may begin."""
         at = 0
-        while (at := self._candidate(at)) < len(self._held):
-            begun = self._begun(at, self._format.openings)
+        while (at := self._find_candidate(at)) < len(self._held):
+            begun = self._match_call(at, self._format.openings)
             if begun is not None:
                 before = self._held[:at].rstrip()
                 said: list[Piece] = [Content(before)] if before else []
@@ -194,14 +197,14 @@ class ToolCallReader:
         self._held = self._held[num_safe:]
         return said or None
 
-    def _candidate(self, start: int) -> int:
+    def _find_candidate(self, start: int) -> int:
         """Return where a call may begin, from `start` on; the length of the held text if nowhere."""
         ends = (len(self._held) - overlap(self._held[start:], trigger) for trigger in self._triggers)
         found = (self._held.find(trigger, start) for trigger in self._triggers)
         return min((at for at in (*found, *ends) if at >= 0), default=len(self._held))
 
-    def _begun(self, at: int, openings: Sequence[str]) -> _Begun | None:
-        """Return the call that begins at a position of the held text, or may begin there; None if none does."""
+    def _match_call(self, at: int, openings: Sequence[str]) -> _Begun | None:
+        """Return the call that begins at index `at` of the held text: an empty one if it only may begin, else None."""
         may_be: _Begun | None = None
         for opening in openings:
             first = match_pieces(self._held, loose(opening), at)
@@ -224,6 +227,7 @@ class ToolCallReader:
         return may_be
 
     def _begin_call(self, begun: _Begun) -> list[Piece]:
+        """Begin to read a call's arguments; return the start of the call."""
         self._held = self._held[begun.length :]
         schema, ends = self._schemas.get(begun.name, {}), self._format.end_tags
         self._arguments = self._format.arguments.reader(schema, ends)
@@ -236,6 +240,7 @@ class ToolCallReader:
         return CallStart(self._num_calls - 1, f"call_{digits}", name)
 
     def _read_arguments(self) -> list[Piece] | None:
+        """Read arguments, up to their end; return them as JSON, or None if more text is needed."""
         if not self._held or self._arguments is None:
             return None
         text, self._held = self._arguments.push(self._held), ""
@@ -244,7 +249,7 @@ class ToolCallReader:
         return [Arguments(self._num_calls - 1, text)] if text else []
 
     def _read_tail(self) -> list[Piece] | None:
-        """Read the end of a call: all of it, or those of its tags that are present."""
+        """Read the end of a call: all of it, or those of its tags that are present. None if more text is needed."""
         for text in self._format.end_tags or [self._format.end]:
             found = match_pieces(self._held, loose_after_white(text))
             if found is not None and not found.is_whole:
@@ -254,7 +259,10 @@ class ToolCallReader:
         return []
 
     def _read_next(self) -> list[Piece] | None:
-        """Read what follows a call: the end of all calls, or another call. Anything else is no part of the reply."""
+        """Read what follows a call: the end of all calls, or another call. None if more text is needed.
+
+        Anything else is no part of the reply.
+        """
         self._held = self._held.lstrip(WHITE)
         close, separator = loose(self._format.close.strip()), (self._format.separator or "").strip()
         closed = match_pieces(self._held, close) if close else None
@@ -262,7 +270,7 @@ class ToolCallReader:
             self._held = self._held[closed.length :]
             return []
         rest = self._held.removeprefix(separator).lstrip(WHITE) if separator else self._held
-        begun = self._begun(len(self._held) - len(rest), self._format.later_openings) if rest else None
+        begun = self._match_call(len(self._held) - len(rest), self._format.later_openings) if rest else None
         if begun is not None and begun.is_whole and self._format.separator is not None:
             return self._begin_call(begun)
         if not rest or begun is not None or closed is not None or separator.startswith(self._held):

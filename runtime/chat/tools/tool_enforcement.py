@@ -73,12 +73,12 @@ class ToolEnforcement:
         self._levels: list[Enforcement] = ["schema"] * len(tools)
         self._schemas: dict[tuple[int, Enforcement], tuple[Schema, bool]] = {}
         self._num_tries = 1
-        self.grammar = self._fitting(MAX_GRAMMAR_LENGTH)
+        self.grammar = self._make_fitting(MAX_GRAMMAR_LENGTH)
 
     @property
     def loose(self) -> list[int]:
         """Indices of tools whose calls can be more than their schemas allow."""
-        return [place for place, level in enumerate(self._levels) if not self._asked(place, level)[1]]
+        return [place for place, level in enumerate(self._levels) if not self._enforced_schema(place, level)[1]]
 
     def loosen(self, error: InvalidGrammar) -> None:
         """Replace the grammar by one that enforces less, because it could not be used.
@@ -105,7 +105,7 @@ class ToolEnforcement:
             most = len(self.grammar.text) // 2
         else:
             self._levels[place] = _NEXT[self._levels[place]]
-        self.grammar = self._fitting(most)
+        self.grammar = self._make_fitting(most)
 
     def _loosenable(self) -> list[int]:
         """Return the indices of tools whose schemas can be reduced further."""
@@ -115,36 +115,37 @@ class ToolEnforcement:
         """Return the levels of enforcement, with no more than an object for these tools."""
         return ["object" if place in places else level for place, level in enumerate(self._levels)]
 
-    def _fitting(self, most: int) -> Grammar | None:
-        """Return the grammar; if it has more than `most` characters, without the longest schemas, as few as possible.
+    def _make_fitting(self, most: int) -> Grammar | None:
+        """Make a grammar of at most `most` characters; if needed, with the longest schemas reduced. None: any text.
 
         Raises:
             InvalidParameter: the schemas of strict tools have no room, or cannot be enforced.
         """
         with suppress(InvalidGrammar):
-            found = self._made()
+            found = self._make_grammar()
             if found is None or len(found.text) <= most:
                 return found
-        lengths = {place: self._length(place) for place in self._loosenable()}
+        lengths = {place: self._arguments_length(place) for place in self._loosenable()}
         kept, self._levels = self._levels, self._without(lengths.keys())
         try:
-            found = self._made()
+            found = self._make_grammar()
         except InvalidGrammar as error:
-            raise self._refusal(error, self._unfollowed()) from error
+            raise self._refusal(error, self._find_refused()) from error
         room = most - (0 if found is None else len(found.text)) - 2 * len(self._tools)  # they have longer numbers
         for place in sorted(lengths, key=lengths.__getitem__):
             room -= lengths[place]
             if room >= 0:
                 self._levels[place] = kept[place]
-        return self._made()
+        return self._make_grammar()
 
-    def _made(self) -> Grammar | None:
-        asked = [self._asked(place, level)[0] for place, level in enumerate(self._levels)]
+    def _make_grammar(self) -> Grammar | None:
+        """Return the grammar for the present levels of enforcement; None for any text."""
+        asked = [self._enforced_schema(place, level)[0] for place, level in enumerate(self._levels)]
         tools = [replace(tool, parameters=each) for tool, each in zip(self._tools, asked, strict=True)]
         return self._grammar_of(tools)
 
-    def _asked(self, place: int, level: Enforcement) -> tuple[Schema, bool]:
-        """Return the schema that is enforced for arguments, and whether it is the tool's whole schema."""
+    def _enforced_schema(self, place: int, level: Enforcement) -> tuple[Schema, bool]:
+        """Return the schema that the tool at index `place` is held to, and whether that is its whole schema."""
         if (place, level) not in self._schemas:
             tool = self._tools[place]
             try:
@@ -157,22 +158,23 @@ class ToolEnforcement:
             self._schemas[place, level] = asked
         return self._schemas[place, level]
 
-    def _length(self, place: int) -> int:
-        tool = replace(self._tools[place], parameters=self._asked(place, self._levels[place])[0])
+    def _arguments_length(self, place: int) -> int:
+        """Return the length of the rules of a tool's arguments: more than `MAX_GRAMMAR_LENGTH` if they are too long."""
+        tool = replace(self._tools[place], parameters=self._enforced_schema(place, self._levels[place])[0])
         try:
             return self._format.length_of_arguments(tool)
         except InvalidGrammar:  # it has no room even alone
             return MAX_GRAMMAR_LENGTH + 1
 
-    def _unfollowed(self) -> int | None:
-        """Return the strict tool that is refused by itself, or the longest one; None if there is none."""
+    def _find_refused(self) -> int | None:
+        """Return the index of a strict tool that is refused by itself, else of the longest strict one; None without."""
         strict = [place for place, tool in enumerate(self._tools) if tool.is_strict]
         for place in strict:
             try:
                 self._grammar_of([self._tools[place]])
             except InvalidGrammar:
                 return place
-        return max(strict, key=self._length, default=None)
+        return max(strict, key=self._arguments_length, default=None)
 
     def _refusal(self, error: InvalidGrammar, place: int | None) -> InvalidParameter:
         param = self._field_of(0).partition("[")[0] if place is None else self._field_of(place)

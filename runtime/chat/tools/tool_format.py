@@ -60,7 +60,7 @@ def tools_of(tools: Sequence[AnyTool]) -> tuple[Tool, ...]:
     """
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise InvalidArgument(f"tools is {tools!r:.60}; it must be a list of Tool", param="tools")
-    return tuple(each if isinstance(each, Tool) else _tool_of(each) for each in tools)
+    return tuple(each if isinstance(each, Tool) else _parse_tool(each) for each in tools)
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,12 @@ def tool_at(grammar: Grammar, line: int) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _tool_of(tool: object) -> Tool:
+def _parse_tool(tool: object) -> Tool:
+    """Return a tool in OpenAI's form as a `Tool`.
+
+    Raises:
+        InvalidArgument: it has another form.
+    """
     match tool:
         case {"type": "function", "function": {"name": str() as name, **about}}:
             parameters = cast("Mapping[str, Any]", about.get("parameters") or {"type": "object", "properties": {}})

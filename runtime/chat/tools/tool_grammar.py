@@ -103,7 +103,7 @@ class ToolGrammar:
 
     def required(self) -> Grammar:
         """Return the grammar of a reply that calls; the first call has the template's white space."""
-        return self._grammar(["start: first after"], has_first=True)
+        return self._make_grammar(["start: first after"], has_first=True)
 
     def or_content(self, content: Grammar) -> Grammar:
         """Return the grammar of a reply that calls, or follows a JSON schema.
@@ -111,7 +111,7 @@ class ToolGrammar:
         Raises:
             InvalidGrammar: the schema is no object.
         """
-        return self._grammar(["start: first after | content", f"content: {content_rule(content)}"], has_first=True)
+        return self._make_grammar(["start: first after | content", f"content: {content_rule(content)}"], has_first=True)
 
     def or_text(self) -> Grammar:
         """Return the grammar of a reply of any text, with or without calls."""
@@ -120,7 +120,7 @@ class ToolGrammar:
             named.append("name text")
         if not self._format.is_tagged:
             rules = ["start: begun named | TEXT?", f"begun[lazy]: BLANK /{pattern_of(loose(core))}/", "text: TEXT?"]
-            return self._grammar([*rules, f"named: {' | '.join(named)} | text"])
+            return self._make_grammar([*rules, f"named: {' | '.join(named)} | text"])
         first, *others = cut_at_specials(core, self._specials)
         is_special = first in dict(self._specials)
         lead = "".join(others) if is_special else ""
@@ -143,9 +143,15 @@ class ToolGrammar:
             named.append("text_c | unnamed")
         else:
             named.append("text_n" if self._named.excluded else "text")
-        return self._grammar([*rules, f"named: {' | '.join(named)}"])
+        return self._make_grammar([*rules, f"named: {' | '.join(named)}"])
 
-    def _grammar(self, start: list[str], *, has_first: bool = False) -> Grammar:
+    def _make_grammar(self, start: list[str], *, has_first: bool = False) -> Grammar:
+        """Return the grammar with the given rules for the beginning, and rules for calls, names, arguments and ends.
+
+        Args:
+            start: rules for the whole reply, which use the others.
+            has_first: `start` uses a rule `first`, a call with the template's own white space.
+        """
         numbers = range(len(self._names))
         rules = Rules([*start, *_TERMINALS, *self._named.rules, *self._end_rules(), *self._after_rules()])
         rules.add(["call: " + " | ".join(f"call_{number}" for number in numbers)])
@@ -166,10 +172,7 @@ class ToolGrammar:
         return Grammar("lark", "\n".join(rules) + "\n")
 
     def _exact(self, text: str) -> str:
-        """Return a rule for a literal text, split like the library splits JSON.
-
-        only be a call.
-        """
+        """Return a rule for a literal text, split at quotes as the library splits JSON."""
         pieces = re.findall(r'"[^"]*"|[^"]+', text) if self._format.arguments is JSON else [text]
         return " ".join(slotted(piece, self._specials) for piece in pieces)
 
@@ -188,7 +191,7 @@ class ToolGrammar:
 
     def _after_rules(self) -> list[str]:
         """Return rules for the text after a call: white space, the end of all calls, more calls, or anything else."""
-        again, format = self._again(), self._format
+        again, format = self._later_openings(), self._format
         expected = [*again, *(loose_after_white("".join(tags)) for tags in [format.end_tags[1:]] if tags)]
         text = "TEXT_N" if self._named.excluded else "TEXT"
         rules, close, section = list[str](), "", ""
@@ -226,7 +229,7 @@ class ToolGrammar:
         """Return whether a later call can begin with its name."""
         return not (self._format.begin + (self._format.separator or "")).strip()
 
-    def _again(self) -> list[tuple[Piece, ...]]:
+    def _later_openings(self) -> list[tuple[Piece, ...]]:
         """Return the possible texts before the name of a later call."""
         if not self._max_more:
             return []

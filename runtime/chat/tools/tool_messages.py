@@ -54,12 +54,12 @@ def for_template(
     if isinstance(format, HeadedFormat):
         messages = [_with_words_in_reasoning(message) for message in messages]
     if format.is_content:
-        messages = [_with_calls_said(message, format, between="") for message in messages]
+        messages = [_with_calls_in_content(message, format, between="") for message in messages]
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     names = _names(messages)
     told = [_in_words(message, names, format) for message in messages]
-    return _with_instructions(_merged(told), tools, format), ()
+    return _with_instructions(_merge_adjacent(told), tools, format), ()
 
 
 def _with_one_text(message: Message) -> Message:
@@ -131,6 +131,7 @@ def _with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message
 
 
 def _with_short_id(message: Message) -> Message:
+    """Return a message with short ids of its calls, and of the call that it is the result of."""
     changed: dict[str, object] = {}
     if "tool_call_id" in message:
         changed["tool_call_id"] = short_id(message["tool_call_id"])
@@ -204,10 +205,10 @@ def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) ->
     if message.get("role") == "tool":
         name = names.get(str(message.get("tool_call_id")), "the function")
         return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
-    return _with_calls_said(message, format, between="\n")
+    return _with_calls_in_content(message, format, between="\n")
 
 
-def _with_calls_said(message: Message, format: ToolFormat, between: str) -> Message:
+def _with_calls_in_content(message: Message, format: ToolFormat, between: str) -> Message:
     """Return a message with its calls in its content, after its text."""
     calls = _calls(message)
     if not calls:
@@ -218,7 +219,7 @@ def _with_calls_said(message: Message, format: ToolFormat, between: str) -> Mess
     return {**others, "content": f"{content}{between}{said}" if content else said}
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
+def _merge_adjacent(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with adjacent results and the user's next text joined, because templates expect roles to
     alternate."""
     groups = grouped(messages, lambda group, message: bool(group[0].get("is_result")) and message.get("role") == "user")
@@ -230,6 +231,10 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_instructions(messages: list[Message], tools: Sequence[Message], format: ToolFormat) -> list[Message]:
+    """Return the messages with a system prompt that lists the tools and tells how to call them.
+
+    For templates without tools. The text is added to the system prompt if there is one; nothing changes without tools.
+    """
     if not tools:
         return messages
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)

@@ -169,6 +169,10 @@ def _ask(request: Request, most: int) -> DraftRequest:
 
 
 def _choose_as(request: Request) -> Choose:
+    """Return a function that samples draft tokens as the reply would be sampled, from a copy of its sampler's state.
+
+    It takes one row of logits, and returns the token and its likelihood; None if no token is allowed.
+    """
     state = request.reply.sampler.ahead()
 
     def choose(logits: Float32Array, top: TopLogits) -> tuple[int, float] | None:

@@ -90,17 +90,18 @@ class PromptCost:
         self._products = [_KEPT * product + each * seconds for product, each in zip(self._products, row, strict=True)]
         self._fitted = None
         if self._ratio is not None or self._spread() >= _CERTAIN:
-            self._ratio = self._likely_ratio()
+            self._ratio = self._estimate_ratio()
 
     def observe_decode(self, num_rows: float, seconds: float) -> None:
         """Record the duration of a step without prompts, of `num_rows` rows: an upper bound of the fixed time."""
         self._decode = num_rows, seconds
         self._fitted = None
 
-    def _likely_ratio(self) -> float:
-        """Return the fixed time in tokens, moved a little towards its upper bound.
+    def _estimate_ratio(self) -> float:
+        """Return a step's fixed seconds divided by a token's, moved a little towards the upper bound of that.
 
-        So steps of one size grow until their sizes tell, and a ratio that was measured too small is corrected.
+        With a larger ratio the scheduler makes larger steps. So a ratio that was measured too small is corrected, by
+        steps of new sizes.
         """
         fit = self._solve()
         token_s = max(fit.token_s, fit.mean_token_s / 4)
@@ -123,6 +124,7 @@ class PromptCost:
         return self._fitted
 
     def _solve(self) -> _FittedCost:
+        """Return the cost that fits the recorded steps best, by non-negative least squares."""
         squares, products = [squares.copy() for squares in self._squares], self._products
         squares[2][2] += squares[1][1] * _NEAR**2
         is_known = True

@@ -104,6 +104,10 @@ def sample_row(step: StepLogits, row: int, state: SamplerState) -> Sampled:
 
 
 def _chosen(step: StepLogits, row: int, state: SamplerState) -> SampledToken | Refusal:
+    """Return the token sampled from one row, with its log probability if requested; a refusal if none is allowed.
+
+    Reads the whole row only if its largest logits do not decide.
+    """
     params, logits = state.params, step.values[row]
     try:
         mask = None if state.constraint is None else state.constraint.mask()
@@ -225,13 +229,18 @@ class _Head:
         is_min_p_alone = params.top_p == 1.0 and not 0 < params.top_k < len(weights) + self.num_others
         if is_min_p_alone and params.min_p > 0.0 and limit < params.min_p:
             return np.argsort(self.token_ids[weights >= params.min_p])
-        num_kept = self._num_kept(weights, limit, params)
+        num_kept = self._count_kept(weights, limit, params)
         if num_kept is None:
             return None
         return np.arange(int((weights[:num_kept] >= params.min_p).sum()))
 
-    def _num_kept(self, weights: Float64Array, limit: float, params: SamplingParams) -> int | None:
-        """Return how many of the largest weights top-k and top-p keep; None if they may keep others."""
+    def _count_kept(self, weights: Float64Array, limit: float, params: SamplingParams) -> int | None:
+        """Return how many of the head's tokens top-k and top-p keep; None if they may keep tokens outside of it.
+
+        Args:
+            weights: of the head's tokens, largest first.
+            limit: the most that a token outside of the head can weigh.
+        """
         if 0 < params.top_k <= len(weights) and params.top_k < len(weights) + self.num_others:
             num_kept = params.top_k
             if params.top_p < 1.0:

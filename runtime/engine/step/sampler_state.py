@@ -93,8 +93,9 @@ class SamplerState:
         return other
 
     def likelihood(self, token_id: int, top: TopLogits) -> float:
-        """Return the probability of a token among the largest logits of one row, at the temperature of the reply (1 if
-        greedy).
+        """Return a token's share of the total probability of the row's largest logits.
+
+        At the temperature of the reply, 1 if greedy.
         """
         temperature = 1.0 if self.params.greedy else self.params.temperature
         weights = relative_weights(top.values[0], temperature)
@@ -140,8 +141,8 @@ class SamplerState:
     def penalized(self, logits: Float32Array) -> ChangedLogits:
         """Apply penalties and bias to one row: return the few logits that change, with ascending ids.
 
-        The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
-        The repetition penalty follows CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
+        The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858). Presence and frequency penalties
+        are those of OpenAI's API.
         """
         by_dry = {} if self._dry is None else self._dry.penalties()
         dry_ids = np.fromiter(by_dry, np.intp, len(by_dry))

@@ -47,7 +47,7 @@ class Mismatch:
 
 
 def explain(error: msgspec.ValidationError, type: Any = None, *, within: str = "") -> Mismatch:
-    """Return a validation error as a sentence.
+    """Return the message of a validation error as a sentence for clients, and the path of the value that is wrong.
 
     Args:
         type: the type that was expected; None: allowed values are not listed.
@@ -71,7 +71,7 @@ def explain(error: msgspec.ValidationError, type: Any = None, *, within: str = "
         return Mismatch(message, f"{place}.{unknown[1]}".strip("."))
     if value := _ENUM.fullmatch(what):
         allowed = [] if type is None else allowed_values(type, path)
-        must = f"it must be {_either(allowed)}" if allowed else "see /openapi.json for its values"
+        must = f"it must be {_join_alternatives(allowed)}" if allowed else "see /openapi.json for its values"
         return Mismatch(f"{subject} is {_shown(value['value'])}; {must}", place or None)
     if expected := _EXPECTED.fullmatch(what):
         return Mismatch(_type_error(subject, expected), place or None)
@@ -79,7 +79,7 @@ def explain(error: msgspec.ValidationError, type: Any = None, *, within: str = "
 
 
 def allowed_values(type: Any, path: str) -> list[str]:
-    """Return the fixed values that a type allows at a path such as `messages[0].role`, as JSON shows them.
+    """Return the fixed values that a type allows at a path such as `messages[0].role`, quoted for messages.
 
     >>> from typing import Literal
     >>> allowed_values(list[Literal["a", "b"]], "[3]")
@@ -91,14 +91,16 @@ def allowed_values(type: Any, path: str) -> list[str]:
 
 def types_at(type: Any, path: str) -> list[inspect.Type]:
     """Return the types that a value at a path may have, unions split into members; none if there is no such path."""
-    types = [*_members(_type_info(type))]
+    types = [*_union_members(_type_info(type))]
     for index, name in _STEP.findall(path):
-        types = [member for each in types for inner in _within(each, name, index) for member in _members(inner)]
+        types = [
+            member for each in types for inner in _inner_types(each, name, index) for member in _union_members(inner)
+        ]
     return types
 
 
-def _within(type: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]:
-    """Yield the types of a field of an object, or of an entry of a list."""
+def _inner_types(type: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]:
+    """Yield the types one level inside a type: of an object's field `name`, or with `index` of a list's entries."""
     match type:
         case inspect.StructType() if name:
             yield from (each.type for each in type.fields if each.encode_name == name)
@@ -110,12 +112,13 @@ def _within(type: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]
             yield value
 
 
-def _members(type: inspect.Type) -> Iterator[inspect.Type]:
+def _union_members(type: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield the members of a union, also of unions in it; another type yields itself. Constraints are left out."""
     while isinstance(type, inspect.Metadata):
         type = type.type
     if isinstance(type, inspect.UnionType):
         for each in type.types:
-            yield from _members(each)
+            yield from _union_members(each)
     else:
         yield type
 
@@ -126,8 +129,16 @@ def _type_info(type: Any) -> inspect.Type:
 
 
 def _type_error(subject: str, expected: re.Match[str]) -> str:
+    """Return the sentence about a value of a wrong type or size.
+
+    It is like "n is a text; it must be an integer or null".
+
+    Args:
+        subject: what the sentence begins with: the path of the value.
+        expected: the match of `_EXPECTED` with msgspec's message.
+    """
     kinds, bound = expected["kinds"].split(" | "), expected["bound"]
-    wanted = _either([word for kind in kinds for word in _WANTED.get(kind, (_KINDS.get(kind, kind),))])
+    wanted = _join_alternatives([word for kind in kinds for word in _WANTED.get(kind, (_KINDS.get(kind, kind),))])
     if length := _LENGTH.fullmatch(bound):
         one, several = next(_UNITS[kind] for kind in kinds if kind in _UNITS)
         wanted = f"{wanted} of {_BOUNDS[length[1]]} {length[2]} {one if length[2] == '1' else several}"
@@ -140,10 +151,10 @@ def _type_error(subject: str, expected: re.Match[str]) -> str:
     return f"{subject} is {_KINDS.get(expected['sent'], expected['sent'])}; it must be {wanted}"
 
 
-def _either(words: list[str]) -> str:
-    """Return alternatives in a sentence.
+def _join_alternatives(words: list[str]) -> str:
+    """Return words joined as alternatives in a sentence.
 
-    >>> _either(["a text", "a list", "null"])
+    >>> _join_alternatives(["a text", "a list", "null"])
     'a text, a list or null'
     """
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

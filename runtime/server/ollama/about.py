@@ -44,14 +44,14 @@ _OPTIONS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names of samplin
 
 async def list_tags(models: Models, request: Request) -> Response:
     """`GET /api/tags`: list the models."""
-    found = [_model(served, name, modified_at=timestamp(served.created)) for served, name in _named(models)]
+    found = [_describe_model(served, name, modified_at=timestamp(served.created)) for served, name in _named(models)]
     return json_response(OllamaModelList(found))
 
 
 async def list_loaded(models: Models, request: Request) -> Response:
     """`GET /api/ps`: list the loaded models."""
     found = [
-        _model(served, name, expires_at=NEVER, size_vram=0, context_length=served.engine.context_length)
+        _describe_model(served, name, expires_at=NEVER, size_vram=0, context_length=served.engine.context_length)
         for served, name in _named(models)
     ]
     return json_response(OllamaModelList(found))
@@ -74,7 +74,7 @@ async def show(served: Served, request: Request, asked: NamedModel) -> Response:
             modelfile=f"FROM {served.called(asked.model)}\n",
             parameters="\n".join(lines),
             template=source,
-            details=_details(engine.manifest),
+            details=_describe_format(engine.manifest),
             model_info=_model_info(engine.manifest, engine.context_length),
             capabilities=await asyncio.to_thread(capabilities, served),  # the first call renders the template
             modified_at=timestamp(served.created),
@@ -142,15 +142,21 @@ def _named(models: Models) -> list[tuple[Served, str]]:
     return [(served, tagged(name)) for served, name in models.listed]
 
 
-def _model(served: Served, name: str, **fields: Any) -> OllamaModel:
+def _describe_model(served: Served, name: str, **fields: Any) -> OllamaModel:
+    """Return a model's entry in Ollama's lists.
+
+    Args:
+        fields: further fields, of one list.
+    """
     manifest = served.engine.manifest
     num_bytes = sum(file.size for file in manifest.files.values())
     return OllamaModel(
-        name=name, model=name, size=num_bytes, digest=manifest.digest, details=_details(manifest), **fields
+        name=name, model=name, size=num_bytes, digest=manifest.digest, details=_describe_format(manifest), **fields
     )
 
 
-def _details(manifest: Manifest) -> ModelDetails:
+def _describe_format(manifest: Manifest) -> ModelDetails:
+    """Return a model's `details` in Ollama's replies: format, family, size and quantization."""
     num_parameters, family = _num_parameters(manifest), manifest.model.architecture
     kinds = manifest.quantization.kinds
     most = max(kinds.values(), key=lambda kind: kind.bytes, default=None)

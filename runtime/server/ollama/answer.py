@@ -101,6 +101,7 @@ class Answer:
         yield self._end(self.choices.result(0))
 
     def _lines_of(self, event: ReplyEvent) -> Iterator[OllamaReply]:
+        """Yield the line of an event that a client sees: text, reasoning, or the end of a tool call."""
         match event:
             case PartText(part, text) if part.kind == "text":
                 yield self._line(text)

@@ -64,6 +64,7 @@ async def answer_chat(served: Served, request: Request, body: ReplyRequest, chat
 
 
 def _prepare(served: Served, request: Request, body: OllamaChatRequest) -> Prepared:
+    """Return the body, its chat task and how long the model stays loaded; no task without messages: they load it."""
     stays_loaded_s = body.stays_loaded_s
     if not body.messages:
         return body, None, stays_loaded_s
@@ -80,6 +81,7 @@ async def create(served: Served, request: Request, prepared: Prepared) -> Respon
 
 
 def _line(content: str = "", thinking: str = "", calls: Sequence[CallReply] = (), **fields: Any) -> OllamaChatReply:
+    """Return a line of a chat's reply."""
     message = OllamaMessageReply(
         content=content, thinking=thinking or msgspec.UNSET, tool_calls=list(calls) or msgspec.UNSET
     )

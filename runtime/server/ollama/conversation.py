@@ -86,7 +86,7 @@ def for_template(messages: Sequence[OllamaMessage]) -> list[Message]:
         if message.thinking:
             entry[REASONING_FIELD] = message.thinking
         if message.tool_calls:
-            entry["tool_calls"] = calls.begin(message.tool_calls, f"messages[{place}].tool_calls")
+            entry["tool_calls"] = calls.translate(message.tool_calls, f"messages[{place}].tool_calls")
         if message.role == "tool":
             entry["tool_call_id"] = calls.answer(message)
         name = message.tool_name or message.name
@@ -112,13 +112,22 @@ class _Calls:
     waiting: list[_Call] = field(default_factory=list)
     num_results: int = 0
 
-    def begin(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
-        """Return the tool calls of a message for chat templates, with their arguments as JSON text."""
+    def translate(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
+        """Return the tool calls of one message as chat templates expect them: with an id, and arguments as JSON text.
+
+        Later results are matched with these calls only, by id or name.
+
+        Args:
+            field: the path of the calls in the request, for errors.
+
+        Raises:
+            InvalidParameter: arguments are no JSON object, or nested too deeply.
+        """
         self.waiting.clear()
         translated = list[Message]()
         for number, call in enumerate(calls):
             name, param = call.function.name, f"{field}[{number}].function.arguments"
-            arguments = _arguments(call.function, param)
+            arguments = _parse_arguments(call.function, param)
             try:
                 is_own = call.id is not None and _OWN_ID.fullmatch(call.id) is not None
                 call_id = call.id if call.id is not None and is_own else _id_of(name, arguments)
@@ -152,7 +161,12 @@ class _Call:
     name: str
 
 
-def _arguments(function: CalledFunction, param: str) -> dict[str, Any]:
+def _parse_arguments(function: CalledFunction, param: str) -> dict[str, Any]:
+    """Return the arguments of a call as a dictionary: given as an object or as its JSON, none as an empty one.
+
+    Raises:
+        InvalidParameter: they are no JSON object; `param` names the field.
+    """
     if isinstance(function.arguments, str):
         try:
             value = msgspec.json.decode(function.arguments or "{}")

@@ -44,6 +44,7 @@ Prepared = tuple[OllamaGenerateRequest, ChatTask | _Raw | None, float | None]
 
 
 def _prepare(served: Served, request: Request, body: OllamaGenerateRequest) -> Prepared:
+    """Return the body, its task and how long the model stays loaded; no task without a prompt: it loads it."""
     stays_loaded_s = body.stays_loaded_s
     if not body.prompt:
         return body, None, stays_loaded_s

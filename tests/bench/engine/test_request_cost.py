@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bench.engine.request_cost import kept_open, together
+from bench.engine.request_cost import time_one_connection, together
 
 
 class OneFails(BaseHTTPRequestHandler):
@@ -53,4 +53,4 @@ def test_a_request_of_one_client_of_many_that_fails_is_an_error(port: int) -> No
 def test_a_stream_that_ends_in_an_error_is_one_though_it_began_well(port: int, fails: type[OneFails]) -> None:
     fails.status, fails.content = 200, b'data: {"choices": []}\n\ndata: {"error": {"message": "it broke"}}\n\n'
     with pytest.raises(RuntimeError, match="it broke"):
-        kept_open(port, "POST", "/v1/completions", "{}", 9)
+        time_one_connection(port, "POST", "/v1/completions", "{}", 9)

@@ -63,7 +63,7 @@ def test_radixlm_is_measured_over_http(radixlm: RadixLM, scenario: Scenario) -> 
 
 
 def test_a_request_that_is_refused_is_an_error(radixlm: RadixLM) -> None:
-    client = radixlm._client(radixlm.commands(SCENARIOS[0])[0])
+    client = radixlm._start_client(radixlm.commands(SCENARIOS[0])[0])
     with pytest.raises(RuntimeError, match="answered 400"):
         client.ask_all([[5, 6, 7], [VOCABULARY * 1000]], 8)
 

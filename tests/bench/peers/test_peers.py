@@ -13,7 +13,7 @@ from radixlm.compile.codegen.targets import TARGETS
 from bench.limits import Limits
 from bench.peers import comparison
 from bench.peers.client import CompletionsClient, LlamaCppClient, Reply
-from bench.peers.comparison import NO_TIME, READ_GB_PER_S, added, decode_share, measure, missing_of
+from bench.peers.comparison import NO_TIME, READ_GB_PER_S, decode_share, join_runs, measure, missing_of
 from bench.peers.contestants import OURS
 from bench.peers.other_engines import (
     PLACES,
@@ -195,7 +195,7 @@ def test_rounds_are_added_to_those_of_the_last_run() -> None:
         return {"values": values, "missing": missing, "decode_bytes_per_token": 100_000_000}
 
     before = figures(100.0, {"one": {"decode": [1.0]}}, {"other": "not there"}) | {"origin": {"commit": "a"}}
-    found = added(before, figures(50.0, {"other": {"decode": [2.0]}}, {"one": "not asked for"}))
+    found = join_runs(before, figures(50.0, {"other": {"decode": [2.0]}}, {"one": "not asked for"}))
     assert found["values"][OURS]["decode"] == [100.0, 50.0]
     assert found["values"]["one"] == {"decode": [1.0]} and found["values"]["other"] == {"decode": [2.0]}
     assert (
@@ -210,7 +210,7 @@ def test_why_a_row_has_no_value_is_kept_until_it_has_one() -> None:
         return {"values": {OURS: {"start": [1.0]}, "one": others}, "missing": missing, "decode_bytes_per_token": 1}
 
     before = figures({"decode": [1.0]}, {"one: chat": "it failed", "one: cached": NO_TIME})
-    found = added(before, figures({"decode": [1.0], "cached": [2.0]}, {"one": "not asked for"}))
+    found = join_runs(before, figures({"decode": [1.0], "cached": [2.0]}, {"one": "not asked for"}))
     assert found["missing"] == {"one: chat": "it failed"}
 
 

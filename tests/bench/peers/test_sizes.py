@@ -13,7 +13,7 @@ from radixlm.compile.sources.gguf_file import GGUFFile
 
 from bench.peers.scenarios import SIZE_FIGURES, SIZES
 from bench.peers.shapes import BLOCKS, SHAPES, write_shape
-from bench.peers.sizes import DEFAULT_SHAPES, chosen, fitting_layers
+from bench.peers.sizes import DEFAULT_SHAPES, fitting_layers, select_scenarios
 
 PUBLISHED_GB = {"qwen3-1.7b": 1.10, "qwen3-4b": 2.50, "qwen3-8b": 5.03, "qwen3-30b-a3b": 18.6, "gpt-oss-20b": 12.1}
 PUBLISHED_GB |= {"qwen3-embedding-0.6b": 0.639, "qwen3-reranker-0.6b": 0.639}
@@ -64,9 +64,9 @@ def test_models_are_whole_where_memory_holds_them() -> None:
 
 def test_the_longest_prompts_are_asked_for() -> None:
     every = {each.name for each in SIZES.scenarios}
-    assert {each.name for each in chosen([], is_long=False).scenarios} == every - {"prefill_32000"}
-    assert {each.name for each in chosen([], is_long=True).scenarios} == every
-    assert [each.name for each in chosen(["requests_8", "prefill_512"], is_long=False).scenarios] == [
+    assert {each.name for each in select_scenarios([], is_long=False).scenarios} == every - {"prefill_32000"}
+    assert {each.name for each in select_scenarios([], is_long=True).scenarios} == every
+    assert [each.name for each in select_scenarios(["requests_8", "prefill_512"], is_long=False).scenarios] == [
         "prefill_512",
         "requests_8",
     ]

@@ -313,13 +313,13 @@ def test_thousands_of_replies_that_spell_the_same_text_are_not_all_followed(monk
             transaction.commit()
         cache.close(sequence)
     followed: list[int] = []
-    follow = TextWalk._follow
+    follow = TextWalk._follow_run
 
     def noted(walk: TextWalk, visit: Any) -> None:
         follow(walk, visit)
         followed.append(walk._best_reach)
 
-    monkeypatch.setattr(TextWalk, "_follow", noted)
+    monkeypatch.setattr(TextWalk, "_follow_run", noted)
     prompt = toy.spelled([*asked, *toy.encode(" " * 300), toy.END, toy.USER])
     match = cache.match(prompt.ids, namespace=NAMESPACE, spelled=lambda: prompt)
     num_better = len(set(followed))

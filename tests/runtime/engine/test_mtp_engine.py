@@ -81,7 +81,7 @@ class Oracle:
         monkeypatch.setattr(DraftWorth, "may_draft", lambda self: True)
         monkeypatch.setattr(DraftWorth, "promise", lambda self, *_, **__: 3.0)
         monkeypatch.setattr(DraftWorth, "depth", lambda *_: 3)
-        monkeypatch.setattr(DraftSource, "_drafts", all_of_three)
+        monkeypatch.setattr(DraftSource, "_select_drafts", all_of_three)
 
     def tell(self, prompt: Sequence[int], reply: Completion) -> None:
         self.truth.append([*prompt, *reply.token_ids])

@@ -58,7 +58,7 @@ def calibrate(
     *,
     progress: Callable[[float], None] = lambda done: None,
 ) -> Calibration:
-    """Measure a model.
+    """Measure what a model loses by approximate KV loading, and choose the KV head and the bound that it is used with.
 
     Args:
         runner: with `pages_needed(cases)` pages.
@@ -70,7 +70,7 @@ def calibrate(
     manifest = checked(artifact.manifest)
     model = measured_model(artifact, runner, cases)
     dims = kept_dims(manifest)
-    head_kl = _of_heads(model, cases, dims, lambda done: progress(done / 2))
+    head_kl = _compare_heads(model, cases, dims, lambda done: progress(done / 2))
     probe_head = min(head_kl, key=lambda head: head_kl[head])
     losses: dict[float, list[Loss]] = {budget: [] for budget in BUDGETS}
     for number, case in enumerate(cases):
@@ -99,7 +99,7 @@ def calibrate(
 
 
 def measured_model(artifact: Artifact, runner: ScoringRunner, cases: Sequence[Case]) -> MeasuredModel:
-    """Return the runner of an artifact, with room for these cases."""
+    """Return the artifact's runner as a model to measure, with enough pages for these cases."""
     manifest = artifact.manifest
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
     return MeasuredModel(runner, manifest.kv, group_size, manifest.module.max_num_tokens, _region(cases))
@@ -116,10 +116,14 @@ def checked(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _of_heads(
+def _compare_heads(
     model: MeasuredModel, cases: Sequence[Case], dims: Dims, progress: Callable[[float], None]
 ) -> dict[int, float]:
-    """Return the mean loss at `HEAD_BUDGET` in nats per token, by head that got all questions."""
+    """Return the mean loss when rows are chosen by the keys of one KV head, in nats per token, by head.
+
+    Each question is answered with `HEAD_BUDGET` of the rows. After each case the worse half of the heads is dropped,
+    down to `NUM_FINALISTS`. Those that are left have answered all questions, and are returned.
+    """
     found: dict[int, list[float]] = {head: [] for head in range(model.layout.num_kv_heads)}
     for number, case in enumerate(cases):
         for asked in questions_of(model, case):
@@ -147,11 +151,11 @@ class MeasuredQuestion:
         prefix, question = self.prefix, self.question
         count, num_logits = num_rows(prefix.num_tokens, budget), len(question.continuation)
         chosen = prefix.stored(self.order, count)
-        prefix.over(chosen, question.ids, 0)
+        prefix.logits_of_rows(chosen, question.ids, 0)
         keys = PackedKeys.of(prefix.rows.keys_of(head), dims)
         seen = probe(prefix.queries(len(question.ids), head), keys, chosen[:, head])
         chosen = with_probed(chosen, seen.largest, count)
-        partial = _log_probs(prefix.over(chosen, question.fed, num_logits))
+        partial = _log_probs(prefix.logits_of_rows(chosen, question.fed, num_logits))
         whole, target = self.log_probs, np.array(question.continuation)
         is_found, is_found_whole = (bool((row.argmax(axis=-1) == target).all()) for row in (partial, whole))
         return Loss(
@@ -163,7 +167,7 @@ class MeasuredQuestion:
 
 
 def questions_of(model: MeasuredModel, case: Case) -> Iterator[MeasuredQuestion]:
-    """Yield the questions of a case that count; the others play earlier prompts."""
+    """Yield the questions of a case whose loss is measured. All others only show where earlier prompts looked."""
     prefix = MeasuredPrefix(model, case.prefix)
     runs = [prefix.whole(question.fed, len(question.continuation)) for question in case.questions]
     attention = np.stack([scores for _, scores in runs])

@@ -104,14 +104,20 @@ class _Fact:
 
     @classmethod
     def of(cls, thing: str, answer: str, encode: Callable[[str], Sequence[int]]) -> _Fact:
-        """Make the fact that a thing is this."""
+        """Make the fact that `thing` is `answer`: a sentence that says so, and a question for it, as token ids."""
         asked = encode(f"\n\nQuestion: What is the {thing}?\nAnswer: The {thing} is")
         sentence = encode(f"\n\nThe {thing} is {answer}.\n\n")
         return cls(list(sentence), Question(list(asked), list(encode(f" {answer}"))))
 
 
 def _case(ids: Sequence[int], size: int, fact: _Fact, depth: float, first_ids: Sequence[int]) -> Case:
-    """Return a case: a section of the text whose first `size` tokens are the prefix, with a fact inserted."""
+    """Return a case: a section of the text as prefix, with a fact inserted, and questions about both.
+
+    Args:
+        ids: the section; its first `size` tokens are the prefix, the others are the continuations to predict.
+        depth: share of the prefix that comes before the fact.
+        first_ids: ids that every prompt begins with.
+    """
     place, later, step = int(depth * size), ids[size:], _QUERY + _CONTINUATION
     goes_on = [
         Question(list(later[at : at + _QUERY]), list(later[at + _QUERY : at + step]))
@@ -140,9 +146,9 @@ class MeasuredModel:
         num_logits: int,
         stride: int = 1,
     ) -> Float32Array:
-        """Compute tokens from `position` on, after `num_rows` rows; return a copy of the last `num_logits` logits.
+        """Compute tokens from `position` on, after `num_rows` KV rows; return a copy of their last `num_logits` logits.
 
-        One in `stride` tokens is scored.
+        The rows begin at page `first_page`. One in `stride` tokens adds to the attention sums.
         """
         count = len(token_ids)
         offsets = np.arange(count, dtype=np.int32)
@@ -161,9 +167,10 @@ class MeasuredModel:
         return self.runner.forward_scored(batch, stride=stride).copy()
 
     def attention(self, num_tokens: int, run_up: int = 0) -> Scores:
-        """Return the attention to each of the first rows since it was cleared, `[layers, kv_heads, num_tokens]`.
+        """Return the mean attention that the prefix's rows got since it was cleared, `[layers, kv_heads, num_tokens]`.
 
-        It is the mean over the scored tokens, as if `run_up` more had looked elsewhere.
+        Args:
+            run_up: number of tokens to count as well, as if they had attended to none of these rows.
         """
         assert self.runner.attention_sums is not None and self.runner.attention_counts is not None
         sums = self.runner.attention_sums[:, :, : self.num_pages]
@@ -208,8 +215,8 @@ class MeasuredPrefix:
         [share] = stored_shares([self.num_tokens], [len(fixed)], count)
         return stored_rows(order, fixed, share, self.num_tokens)
 
-    def over(self, chosen: Tokens, token_ids: Sequence[int], num_logits: int) -> Float32Array:
-        """Return logits with only the chosen rows."""
+    def logits_of_rows(self, chosen: Tokens, token_ids: Sequence[int], num_logits: int) -> Float32Array:
+        """Return the last `num_logits` logits of tokens after the prefix that see only the prefix's `chosen` rows."""
         model = self._model
         pages = self.rows.take(chosen).to_pages()
         model.runner.write_pages(range(model.num_pages, model.num_pages + len(pages)), pages)

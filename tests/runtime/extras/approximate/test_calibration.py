@@ -189,7 +189,7 @@ def test_of_many_heads_the_worst_are_dropped_early(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(calibrating, "questions_of", fakes)
     model: Any = SimpleNamespace(layout=SimpleNamespace(num_kv_heads=32))
     none = [Case([], [Question([], [])])] * 12
-    found = calibrating._of_heads(model, none, np.zeros((1, 0), int), lambda done: None)
+    found = calibrating._compare_heads(model, none, np.zeros((1, 0), int), lambda done: None)
     assert min(found, key=lambda head: found[head]) == 7 and len(found) == NUM_FINALISTS
     assert len(asked) == 32 + 16 + 8 + 9 * NUM_FINALISTS
 
