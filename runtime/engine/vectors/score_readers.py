@@ -19,7 +19,9 @@ class Score:
 
 
 class TokenScoreReader:
-    """A reader of the row of a prompt's last token: `P(true) / (P(true) + P(false))` of the token after it.
+    """A reader that compares the logits of a true and a false token, such as yes and no, after a prompt.
+
+    The score is `P(true) / (P(true) + P(false))`.
 
     Args:
         num_tokens: number of tokens of the prompt.
@@ -41,7 +43,10 @@ class TokenScoreReader:
         return range(self._last, self._last + 1) if start <= self._last < stop else range(0)
 
     def read(self, rows: LogitRows) -> bool:
-        """Compare the logits of the two tokens."""
+        """Compute the score from the last token's logits of the true and the false token.
+
+        Returns False if they are not finite.
+        """
         if not rows.step.is_finite[rows.first]:
             return False
         logits = rows.step.values[rows.first]
@@ -67,7 +72,7 @@ class HeadScoreReader:
         return range(1) if start == 0 and self._score is None else range(0)
 
     def read(self, rows: LogitRows) -> bool:
-        """Read the number."""
+        """Compute the score from the head's number. Returns False if it is not finite."""
         if not rows.step.is_finite[rows.first]:
             return False
         self._score = Score(sigmoid(float(rows.step.values[rows.first, 0])))
