@@ -16,9 +16,9 @@ import resource
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -82,6 +82,45 @@ def sync_file(fd: int) -> None:
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
     os.fsync(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names of a directory's files survive a power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def replaced(path: Path, *, mode: int = 0o666, is_synced: bool = True) -> Iterator[BinaryIO]:
+    """Write a file of which readers see either all or nothing; if writing fails, `path` stays as it was.
+
+    Yields a file that is renamed to `path` when the block ends.
+
+    Args:
+        mode: permissions, from which the process's umask is removed.
+        is_synced: wait until the file survives a power loss.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    unnamed = path.with_name(f"{path.name}.{os.getpid()}.new")
+    unnamed.unlink(missing_ok=True)  # of a killed process with the same id; it would keep its mode
+    try:
+        with open(os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            yield file
+            file.flush()
+            if is_synced:
+                sync_file(file.fileno())
+        os.replace(unnamed, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unnamed.unlink()
+        raise
+    if is_synced:
+        sync_directory(path.parent)
 
 
 def sync_data(fd: int) -> None:

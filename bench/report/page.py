@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..results import add_run, read_results, write_results
-from . import answers, cache, engine, first_start, partial, peers, serving, session, store, targets
+from . import adapters, answers, cache, engine, first_start, partial, peers, serving, session, store, targets
 from .tables import Json, origin
 
 _HEAD = """# Results
@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "first_reply": serving.first_reply,
     "engine": engine.engine,
     "request_cost": engine.request_cost,
+    "adapters": adapters.adapters,
     "speculation": engine.speculation,
     "experts": engine.experts,
     "growth": engine.growth,

@@ -10,11 +10,12 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+
+from radixlm.runtime.system import replaced
 
 NO_KEY = "none"  # sent to a server without keys, because agents refuse to send none
 _COMPACT_SHARE = 0.85  # share of the context at which Codex compacts a conversation
@@ -247,17 +248,11 @@ def write_file(path: Path, text: str, is_replaceable: Callable[[str], bool]) -> 
     if before == text:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, written = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # with mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+    with replaced(path, mode=0o600) as file:
+        file.write(text.encode())
+        file.flush()  # a full disk leaves no backup
         is_kept = path.exists() and not (before is not None and is_replaceable(before))
-        backup = _backup(path) if is_kept else None
-        os.replace(written, path)
-    except BaseException:
-        Path(written).unlink(missing_ok=True)
-        raise
-    return backup
+        return _backup(path) if is_kept else None
 
 
 def _backup(path: Path) -> Path:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .playback import Played
 
 
-@click.command("explain-cache", cls=FieldCommand, flags=("engine",))
+@click.command("explain-cache", cls=FieldCommand, flags=("engine", "loras"))
 @click.argument("model")
 @click.option(
     "--turns",
@@ -39,7 +39,7 @@ def command(model: str, file: Path, max_tokens: int, no_generate: bool, as_json:
 
     FILE is a conversation (a list of messages), or a list of request bodies, with cache_match, cache_salt and so on.
     Replies in the file count as the model's own, with the usual token ids of their text, or with the message's
-    token_ids. Missing replies are generated.
+    token_ids. Missing replies are generated. With --lora, requests whose model is MODEL:NAME have that adapter.
 
     \b
     radixlm explain-cache smollm2.radixlm --turns conversation.json
@@ -51,7 +51,7 @@ def command(model: str, file: Path, max_tokens: int, no_generate: bool, as_json:
 
     turns = read_turns(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
     explained = []
-    artifact = take(CompileOptions, options).artifact_of(model)
+    artifact = take(CompileOptions, options).artifact_of(model, loras=options["loras"])
     with Playback(artifact, engine_keywords(options), max_tokens=max_tokens, generates=not no_generate) as playback:
         for number, turn in enumerate(turns, 1):
             played = playback.play(turn)

@@ -182,19 +182,23 @@ class Playback:
         Raises:
             ValueError: the request is refused, or the reply has ids outside the vocabulary.
         """
-        from radixlm.runtime.cache.cache_namespace import CacheScope
+        from radixlm.runtime.cache.cache_namespace import CacheScope, adapted_namespace
 
         request = turn.request(self._replies)
         namespace = self._engine.namespaces.of(
             CacheScope(cache_salt=request.cache_salt, prompt_cache_key=request.prompt_cache_key)
         )
-        completion = self._ask(request, self._script_reply(request, turn.reply), namespace)
+        adapters = self._engine.adapters
+        lora = adapters.of_model(request.model)
+        params = self._script_reply(request, turn.reply)
+        completion = self._ask(request, params, namespace=namespace, lora=lora)
         self._runner.script.clear()
         self._replies.append(completion.text)
         why = completion.cache_match.why_not_more
         assert why is not None, "it was admitted"
         if why.kind not in ("complete", "off"):
-            elsewhere = self._engine.num_cached_elsewhere(completion.prompt_token_ids, namespace)
+            own = namespace if lora is None else adapted_namespace(namespace, adapters.named(lora).digest)
+            elsewhere = self._engine.num_cached_elsewhere(completion.prompt_token_ids, own)
             why = dataclasses.replace(why, kind="namespace") if elsewhere > why.position else why
         usage = completion.usage
         return Played(usage.prompt_tokens, usage.cached_tokens, usage.tokens_by_kind, why)
@@ -212,22 +216,32 @@ class Playback:
 
         Without scripted ids the model generates; if missing replies are not generated, no model is loaded.
         """
+        from radixlm.runtime.model.memory import AdapterRows
         from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
         model: Runner | None = None
+        adapters = AdapterRows(artifact.manifest.lora, max_tokens=1) if artifact.manifest.lora else None
         if self._generates:
             from radixlm.runtime.model.model_runner import ModelRunner
 
             model = ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads)
-        self._runner = ScriptedRunner(artifact.manifest.model.vocab_size, model)
+            adapters = model.adapters
+        self._runner = ScriptedRunner(artifact.manifest.model.vocab_size, model, adapters)
         return self._runner
 
-    def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
+    def _ask(
+        self,
+        request: ChatRequest | CompletionRequest,
+        params: SamplingParams,
+        *,
+        namespace: bytes,
+        lora: str | None,
+    ) -> Completion:
         """Run a chat or completion request on the engine in a cache namespace; return its completion."""
         from radixlm.runtime.engine.request_options import RequestOptions
         from radixlm.runtime.server.openai.chat_request import ChatRequest
 
-        options = RequestOptions(namespace=namespace, cache_match=request.cache_match)
+        options = RequestOptions(namespace=namespace, cache_match=request.cache_match, lora=lora)
         if isinstance(request, ChatRequest):
             messages = [message.to_template() for message in request.messages]
             options = options.changed(template_kwargs=request.template_kwargs)

@@ -9,7 +9,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from radixlm.runtime.artifact.model_names import SUFFIX, part_names, short_name,
 from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter
 
 _MODEL = "model"  # name of the tables in a TOML file
-_OWN = ("source", "name", "aliases", "pinned")
+_OWN = ("source", "name", "aliases", "pinned", "lora")
 _CONFIG = "config.json"  # of a model directory
 _PROJECTOR = "mmproj"  # prefix of GGUF files that belong to another model
 
@@ -30,7 +30,8 @@ class ModelEntry:
 
     Attributes:
         name: name for clients; None: derived from the source.
-        options: options of `radixlm serve`, by flags without dashes.
+        loras: paths of its LoRA adapters, by name.
+        options: other options of `radixlm serve`, by flags without dashes.
         place: where the model was named, for errors.
     """
 
@@ -38,6 +39,7 @@ class ModelEntry:
     name: str | None = None
     aliases: tuple[str, ...] = ()
     is_pinned: bool = False
+    loras: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] | None = None
     place: str = "--models"
 
@@ -51,7 +53,8 @@ class ModelEntry:
     @property
     def flags(self) -> list[str]:
         """The options as command-line arguments."""
-        return [argument for name, value in (self.options or {}).items() for argument in _arguments(name, value)]
+        loras = (argument for name, path in self.loras.items() for argument in ("--lora", f"{name}={path}"))
+        return [*loras, *(each for name, value in (self.options or {}).items() for each in _arguments(name, value))]
 
 
 def read_models(given: Sequence[str]) -> list[ModelEntry]:
@@ -135,7 +138,8 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
         InvalidParameter: a value is missing or has another type.
     """
     text, texts, switch = (str, "a text"), (list, "a list of texts"), (bool, "true or false")
-    for name, (kind, wanted) in {"source": text, "name": text, "aliases": texts, "pinned": switch}.items():
+    kinds = {"source": text, "name": text, "aliases": texts, "pinned": switch, "lora": (dict, "a table of paths")}
+    for name, (kind, wanted) in kinds.items():
         if name in table and not isinstance(table[name], kind):
             raise InvalidParameter(f"{place}: {name} is {table[name]!r:.60}; it must be {wanted}")
     aliases = table.get("aliases", [])
@@ -145,9 +149,7 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
         or not all(isinstance(each, str) and each for each in aliases)
     ):
         raise InvalidParameter(f"{place}: give a source, and names that are not empty")
-    source = table["source"]
-    relative = folder / source
-    source = str(relative) if relative.exists() else source
+    source = _beside(table["source"], folder)
     try:
         artifact_named(source)
     except InvalidParameter:
@@ -155,7 +157,31 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
     except Exception as error:
         raise type(error)(f"{place}: {error}") from error
     options = {name: value for name, value in table.items() if name not in _OWN}
-    return ModelEntry(source, table.get("name"), tuple(aliases), table.get("pinned", False), options, place)
+    return ModelEntry(
+        source,
+        table.get("name"),
+        aliases=tuple(aliases),
+        is_pinned=table.get("pinned", False),
+        loras={name: _adapter(place, name, path, folder) for name, path in table.get("lora", {}).items()},
+        options=options,
+        place=place,
+    )
+
+
+def _adapter(place: str, name: str, path: object, folder: Path) -> str:
+    """Return the path of an adapter that exists. Raises InvalidParameter."""
+    if not name or "=" in name or not isinstance(path, str) or not path:
+        raise InvalidParameter(f"{place}: lora has {name!r:.60} = {path!r:.60}; give a name without '=', and a path")
+    found = _beside(path, folder)
+    if not os.path.exists(found):
+        raise InvalidParameter(f"{place}: the LoRA adapter {name!r:.60} is {path!r:.200}, which does not exist")
+    return found
+
+
+def _beside(given: str, folder: Path) -> str:
+    """Return a path relative to the folder of the TOML file, if there is such a file, else what was given."""
+    relative = folder / given
+    return str(relative) if relative.exists() else given
 
 
 def _arguments(name: str, value: object) -> Iterator[str]:

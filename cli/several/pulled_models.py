@@ -5,7 +5,6 @@ Knows names of the hub, the file and compiled artifacts; not what loads a model.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +24,7 @@ from radixlm.runtime.errors import (
 )
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server.errors import HTTPError
-from radixlm.runtime.system import sync_file
+from radixlm.runtime.system import replaced
 
 from .model_list import ModelEntry
 
@@ -125,19 +124,12 @@ class PulledModels:
         Raises:
             HTTPError: it cannot be written.
         """
-        unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
-            with unnamed.open("w", encoding="utf-8") as file:
-                file.writelines(f"{name}\n" for name in names)
-                file.flush()
-                sync_file(file.fileno())
-            unnamed.replace(self.path)
+            with replaced(self.path) as file:
+                file.writelines(f"{name}\n".encode() for name in names)
         except OSError as error:
             message = f"the list of pulled models cannot be written ({error.strerror}); the operator has to look at it"
             raise HTTPError(507, message, code="storage_full") from error
-        finally:
-            with suppress(OSError):
-                unnamed.unlink(missing_ok=True)
 
 
 def _entry(name: str) -> ModelEntry:
@@ -153,7 +145,7 @@ def _entry(name: str) -> ModelEntry:
     if source == ALIAS:
         return ModelEntry(source, name)
     is_path = ".." in source or source.endswith(SUFFIX)
-    if not is_hub(source) or is_path or re.search(r"\s", source) or not _has_organization(source):
+    if not is_hub(source) or is_path or not source.isprintable() or " " in source or not _has_organization(source):
         raise SourceNotFound(
             f"{name!r:.200} is no model of the hub; pull hf:ORG/NAME, hf:ORG/NAME:Q4_K_M, or the alias {ALIAS}"
         )

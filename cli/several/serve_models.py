@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.artifact.compiled_models import artifact_named
+from radixlm.runtime.artifact.lora import no_room
 from radixlm.runtime.artifact.manifest import Manifest
 from radixlm.runtime.artifact.model_names import is_hub, part_paths
 from radixlm.runtime.artifact.window_layers import WindowLayers
@@ -122,7 +123,9 @@ def serve_models(
             _say(line, log_format)
         for spec in specs:
             also = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
-            _say(f"model name: {spec.name}{also}{'; pinned' if spec.is_pinned else ''} ({spec.source})", log_format)
+            adapters = f"; LoRA adapters: {', '.join(spec.loras)}" if spec.loras else ""
+            pinned = "; pinned" if spec.is_pinned else ""
+            _say(f"model name: {spec.name}{also}{adapters}{pinned} ({spec.source})", log_format)
         serving.run(sockets=[listener])
 
 
@@ -155,6 +158,7 @@ def _spec(
         entry.source,
         aliases=entry.aliases,
         is_pinned=entry.is_pinned,
+        loras=tuple(entry.loras),
         flags=tuple(entry.flags),
         store=None if own_store is None else str(own_store),
     )
@@ -165,6 +169,8 @@ def _spec(
         return replace(spec, needed_bytes=_source_bytes(entry.source))
     engine = EngineOptions(**engine_keywords(dict(params)))
     manifest = read_manifest(artifact)
+    if entry.loras and not manifest.lora:
+        raise InvalidParameter(f"{entry.place}: {no_room(len(entry.loras))}")
     spec = replace(spec, context_length=engine.context_length or manifest.context_length)
     try:
         return replace(spec, needed_bytes=_needed_bytes(manifest, engine, budget))
@@ -178,16 +184,17 @@ def _needed_bytes(manifest: Manifest, options: EngineOptions, budget: int) -> in
     Raises:
         InvalidParameter: it does not fit into the budget.
     """
+    adapter_bytes = len(options.loras or {}) * manifest.lora.adapter_bytes if manifest.lora else 0
     size = KVCacheSize.choose(
         manifest,
         kv_cache_bytes=options.kv_cache_bytes,
         max_num_seqs=options.max_num_seqs,
         context_length=options.context_length,
-        available_bytes=budget,
+        available_bytes=max(0, budget - adapter_bytes),
         state_cache_bytes=options.state_cache_bytes,
         window_layers=WindowLayers.of(manifest.model, manifest.kv),
     )
-    needed = size.memory_bytes(manifest)
+    needed = size.memory_bytes(manifest) + adapter_bytes
     if options.draft is not None and (artifact := artifact_named(str(options.draft))) is not None:
         draft = read_manifest(artifact)
         pages = KVCacheSize.of_draft(draft, model=manifest, size=size, available_bytes=budget)

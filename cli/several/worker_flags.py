@@ -29,10 +29,8 @@ OF_ROUTER = frozenset(
     }
 )
 """Flags that the router applies to all models, or passes on in another form."""
-OF_ONE_MODEL = ("--model-id", "--draft", "--record", "--log-kv")
+OF_ONE_MODEL = ("--model-id", "--draft", "--lora", "--record", "--log-kv")
 """Flags that name a file or a model, and so must be set for each model."""
-_ADAPTERS = "--lora"
-_NO_ADAPTERS = f"{_ADAPTERS}: adapters are not for --models yet; serve the model alone"
 _GIVEN_ANYWAY = ("--model-id", "--memory-gb", "--uds", "--log-format")  # set by the router for each process
 
 
@@ -80,8 +78,6 @@ def shared_flags(ctx: click.Context, given: Sequence[str]) -> list[str]:
         source = ctx.get_parameter_source(param.name or "")
         if source not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             continue
-        if flag_of(param) == _ADAPTERS:
-            raise InvalidParameter(_NO_ADAPTERS)
         if flag_of(param) in OF_ONE_MODEL:
             raise InvalidParameter(
                 f"{flag_of(param)} is for one model; set {flag_of(param)[2:]} = ... in a TOML file for --models"
@@ -108,8 +104,6 @@ def parsed_flags(command: click.Command, source: str, flags: Sequence[str], plac
     for flag in flags:
         if flag in own:
             raise InvalidParameter(f"{place}: {flag[2:]} is for the whole server; give {flag} on the command line")
-        if flag == _ADAPTERS:
-            raise InvalidParameter(f"{place}: {_NO_ADAPTERS}")
     try:
         return command.make_context("serve", [*flags, "--", source]).params
     except (click.ClickException, ArtifactError, ValueError) as error:

@@ -26,7 +26,7 @@ _SETTLED_S = 0.2  # the store is complete if nothing was written for this long
 @click.command(
     "warm",
     cls=FieldCommand,
-    flags=("engine", "store", "store_bytes", "context_length", "ignores_prompt_cache_key"),
+    flags=("engine", "store", "store_bytes", "context_length", "ignores_prompt_cache_key", "loras"),
     requires=("store",),
 )
 @click.argument("model")
@@ -70,7 +70,7 @@ def command(
 
     Only requests with the same API key, cache_salt and prompt_cache_key find the prefixes, and only with the same
     artifact and --chat-template-kwargs. For radixlm agent, add --ignore-prompt-cache-key, because it ignores that key,
-    too. A store in use by a server is refused.
+    too. A store in use by a server is refused. With --lora, requests whose model is MODEL:NAME have that adapter.
 
     \b
     radixlm warm smollm2.radixlm --store cache requests.jsonl
@@ -88,7 +88,7 @@ def command(
     cache_fields = {name: value for name, value in given.items() if value is not None}
     compiling = take(CompileOptions, options)
     opened = engine_keywords(options)
-    artifact = compiling.artifact_of(model, on_disk=True)
+    artifact = compiling.artifact_of(model, on_disk=True, loras=opened.get("loras"))
     for bundle in bundles:
         _import_bundle(bundle, artifact, opened, keys or [None], cache_fields)
     if bodies:
@@ -179,10 +179,10 @@ def _prefill_for_key(
             def progressed(done: int, total: int, stage: str = stage.name) -> None:
                 display(Progress(stage, done, total, stages))
 
+            lora = engine.adapters.of_model(body.fields.get("model"))
+            asked = body.warming(model_id if lora is None else f"{model_id}:{lora}", cache_fields)
             try:
-                counts.append(
-                    asyncio.run(send_prefill(app, body.path, body.warming(model_id, cache_fields), key, progressed))
-                )
+                counts.append(asyncio.run(send_prefill(app, body.path, asked, key, progressed)))
             except ValueError as error:
                 raise ValueError(f"{body.where}: {error}") from error
     return counts

@@ -21,6 +21,14 @@ LoraDType = Literal["f32", "f16", "bf16"]
 AdapterFormat = Literal["huggingface", "gguf"]
 
 
+def no_room(num_adapters: int) -> str:
+    """Return the error message for an artifact that is asked to take adapters and has no room for any."""
+    return (
+        f"the artifact has no room for LoRA adapters, and there are {num_adapters}; compile it again with "
+        f"--max-loras {max(num_adapters, 8)}"
+    )
+
+
 class LoraSource(Strict, frozen=True, kw_only=True):
     """The part of an adapter's matrix B for one of the model's matrices, in one format of adapters.
 

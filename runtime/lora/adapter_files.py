@@ -17,7 +17,7 @@ import msgspec
 
 from ..artifact.lora import AdapterFormat
 from ..errors import InvalidAdapter
-from .tensor_files import Float32Array, begins_as_gguf, read_file, read_gguf, read_safetensors
+from .tensor_files import StoredTensor, read_gguf, read_safetensors, read_text
 
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
@@ -29,16 +29,16 @@ _GGUF_NAME = re.compile(r"(.+)\.lora_([ab])")
 
 @dataclass(frozen=True)
 class LowRank:
-    """The change of one matrix: `scale * B A`, with A `[rank, inputs]` and B `[outputs, rank]`, float32."""
+    """The change of one matrix: `scale * B A`, with A `[rank, inputs]` and B `[outputs, rank]`."""
 
-    a: Float32Array
-    b: Float32Array
+    a: StoredTensor
+    b: StoredTensor
     scale: float
 
     @property
     def rank(self) -> int:
         """Number of rows of A."""
-        return len(self.a)
+        return self.a.shape[0]
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,14 @@ class AdapterFile:
 
 
 def read_adapter(path: str | Path) -> AdapterFile:
-    """Read an adapter of PEFT or of llama.cpp.
+    """Open an adapter of PEFT or of llama.cpp. Its numbers are read when they are used.
 
     Raises:
         InvalidAdapter: there is none, it is damaged, or it changes more than matrices.
     """
     path = Path(path)
-    if path.is_dir():
-        found = _read_peft(path)
-    elif begins_as_gguf(path):
-        found = _read_gguf(path)
-    else:
+    found = _read_peft(path) if path.is_dir() else _read_gguf(path)
+    if found is None:
         raise InvalidAdapter(f"{path} is no GGUF file; give one, or PEFT's folder, which has {_CONFIG}")
     if not found.changes:
         raise InvalidAdapter(f"{path} changes no matrix; give a LoRA adapter")
@@ -113,11 +110,11 @@ def _read_peft(path: Path) -> AdapterFile:
     Raises:
         InvalidAdapter: it is damaged, no LoRA, or changes more than matrices.
     """
-    text = read_file(path / _CONFIG)
+    text = read_text(path / _CONFIG)
     try:
         raw = msgspec.json.decode(text)
         config = msgspec.convert(raw, _PeftConfig)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidAdapter(f"{path / _CONFIG} is not PEFT's ({error}); fetch the adapter again") from None
     if config.peft_type != "LORA":
         raise InvalidAdapter(f"{path} is of type {config.peft_type!r:.40}; adapters are served that are LoRA")
@@ -136,7 +133,7 @@ def _read_peft(path: Path) -> AdapterFile:
         alpha = _of_pattern(config.alpha_pattern, name, config.lora_alpha)
         return alpha / (math.sqrt(rank) if config.use_rslora else rank)
 
-    changes = {f"model.{name}.weight": LowRank(a, b, scale(f"model.{name}", len(a))) for name, (a, b) in pairs}
+    changes = {f"model.{name}.weight": LowRank(a, b, scale(f"model.{name}", a.shape[0])) for name, (a, b) in pairs}
     return AdapterFile(path, "huggingface", config.base_model_name_or_path, changes)
 
 
@@ -152,8 +149,8 @@ def _of_pattern(pattern: Mapping[str, Any] | None, module: str, default: float) 
     return default
 
 
-def _read_gguf(path: Path) -> AdapterFile:
-    """Read an adapter in llama.cpp's GGUF format.
+def _read_gguf(path: Path) -> AdapterFile | None:
+    """Read an adapter in llama.cpp's GGUF format; None if the file is no GGUF file.
 
     Raises:
         InvalidAdapter: it is damaged, no LoRA, or is active for a part of the tokens only (aLoRA).
@@ -165,23 +162,26 @@ def _read_gguf(path: Path) -> AdapterFile:
             said = f"general.type {kind[0]!r:.40} and adapter.type {kind[1]!r:.40}"
             raise InvalidAdapter(f"{path} has {said}; give a LoRA")
 
-    metadata, tensors = read_gguf(path, require_lora)
+    found = read_gguf(path, require_lora)
+    if found is None:
+        return None
+    metadata, tensors = found
     if metadata.get("adapter.alora.invocation_tokens"):
         raise InvalidAdapter(f"{path} has {_REFUSED['alora_invocation_tokens']}, which is not served; merge it")
     alpha = metadata.get("adapter.lora.alpha", 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha):
         raise InvalidAdapter(f"{path} has adapter.lora.alpha {alpha!r:.40}; it must be a number")
     changes = {
-        name: LowRank(a, b, alpha / len(a) if alpha else 1.0) for name, (a, b) in _pairs(path, tensors, _GGUF_NAME)
+        name: LowRank(a, b, alpha / a.shape[0] if alpha else 1.0) for name, (a, b) in _pairs(path, tensors, _GGUF_NAME)
     }
     return AdapterFile(path, "gguf", metadata.get("general.base_model.0.name"), changes)
 
 
 def _pairs(
-    path: Path, tensors: Mapping[str, Float32Array], pattern: re.Pattern[str]
-) -> Iterator[tuple[str, tuple[Float32Array, Float32Array]]]:
+    path: Path, tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]
+) -> Iterator[tuple[str, tuple[StoredTensor, StoredTensor]]]:
     """Yield A and B of each matrix, by its name."""
-    found: dict[str, dict[str, Float32Array]] = {}
+    found: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
         matched = pattern.fullmatch(name)
         if matched is None:
@@ -191,6 +191,6 @@ def _pairs(
         if parts.keys() != {"A", "B"}:
             raise InvalidAdapter(f"{path}: {name} has {' and '.join(parts)} alone; fetch the adapter again")
         a, b = parts["A"], parts["B"]
-        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or not len(a):
+        if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
             raise InvalidAdapter(f"{path}: {name} has A {list(a.shape)} and B {list(b.shape)}, which do not fit")
         yield name, (a, b)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..artifact.lora import LORA_BLOCK, LoraDType, LoraInfo, LoraPlace, LoraSource
+from ..artifact.lora import LORA_BLOCK, LoraDType, LoraInfo, LoraPlace, LoraSource, no_room
 from ..errors import InvalidAdapter, InvalidParameter
 from ..model.memory import AdapterRows
 from .adapter_files import AdapterFile, LowRank, read_adapter
@@ -56,10 +56,7 @@ class Adapters:
         if not files:
             return
         if rows is None:
-            raise InvalidAdapter(
-                f"the artifact has no room for LoRA adapters, and there are {len(files)}; compile it again with "
-                f"--max-loras {max(len(files), 8)}"
-            )
+            raise InvalidAdapter(no_room(len(files)))
         info, by_digest = rows.info, dict[str, int]()
         for name, path in files.items():
             found = _Fitted(read_adapter(path), info)
@@ -95,6 +92,11 @@ class Adapters:
             raise InvalidParameter(f"lora is {name!r:.200}, and {known}", param="lora")
         return self._by_name[name]
 
+    def of_model(self, model: object) -> str | None:
+        """Return the adapter in a request's `model`, `MODEL:ADAPTER` or `ADAPTER`; None if it names none of these."""
+        names = (model, model.rpartition(":")[2]) if isinstance(model, str) else ()
+        return next((name for name in names if name in self._by_name), None)
+
 
 class _Fitted:
     """An adapter's numbers, in the layout of the kernels.
@@ -113,7 +115,7 @@ class _Fitted:
                     num_rows[source.name] = num_rows.get(source.name, 0) + place.matrix.num_outputs
                     self._add(place, source, adapter.changes[source.name])
         for name, expected in num_rows.items():
-            if (found := len(adapter.changes[name].b)) != expected:
+            if (found := adapter.changes[name].b.shape[0]) != expected:
                 raise InvalidAdapter(
                     f"{adapter.path}: {name} has {found} outputs, the model's {expected}; use the adapter's own model"
                 )
@@ -146,15 +148,15 @@ class _Fitted:
                 f"{where} has rank {change.rank}, and the artifact has room for {most}; compile it again with "
                 f"--max-lora-rank {change.rank}"
             )
-        if change.a.shape[1] != place.num_inputs or len(change.b) < source.first_row + num_outputs:
+        if change.a.shape[1] != place.num_inputs or change.b.shape[0] < source.first_row + num_outputs:
             raise InvalidAdapter(
                 f"{where} has A {list(change.a.shape)} and B {list(change.b.shape)}, and the model's matrix has "
                 f"{num_outputs} outputs of {place.num_inputs} inputs; use the adapter's own model"
             )
         a = np.zeros((most, place.num_inputs), np.float32)
-        a[: change.rank] = change.a * np.float32(change.scale)
+        a[: change.rank] = change.a.values * np.float32(change.scale)
         b = np.zeros((-(-num_outputs // LORA_BLOCK) * LORA_BLOCK, most), np.float32)
-        b[:num_outputs, : change.rank] = change.b[_rows(source, num_outputs)]
+        b[:num_outputs, : change.rank] = change.b.values[_rows(source, num_outputs)]
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise InvalidAdapter(f"{where} has numbers that are not finite; fetch it again")
         self._ranks[place.number] = -(-change.rank // LORA_BLOCK)

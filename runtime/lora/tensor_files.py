@@ -1,7 +1,7 @@
 """Read the tensors of an adapter's file, safetensors or GGUF, as float32.
 
-Adapters are small, so safetensors are read whole. A GGUF file may be a model, so its metadata are checked before its
-tensors are read. Every offset is checked against the file's size. Knows bytes, not what a tensor is for.
+A file is mapped. Its header is read at once, and a tensor's numbers when they are first asked for. Every offset is
+checked against the file's size. Knows bytes, not what a tensor is for.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ from ..errors import InvalidAdapter
 
 Float32Array = npt.NDArray[np.float32]
 GGUF_MAGIC: Final = b"GGUF"
-_MAX_BYTES = 16 << 30
+_MAX_TEXT_BYTES = 1 << 20
 _MAX_COUNT = 1 << 20  # of tensors, of keys, and of items of an array
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = "general.alignment"
@@ -48,6 +50,21 @@ _FLOATS: dict[str, _Stored] = {
 _GGUF_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 
 
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor of a file that is open."""
+
+    shape: tuple[int, ...]
+    _dtype: str
+    _data: memoryview
+
+    @cached_property
+    def values(self) -> Float32Array:
+        """Its numbers, converted once."""
+        stored, convert = _FLOATS[self._dtype]
+        return convert(np.frombuffer(self._data, stored)).reshape(self.shape)
+
+
 class _Tensor(msgspec.Struct):
     """A tensor, as the header of a safetensors file lists it."""
 
@@ -56,13 +73,13 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def read_safetensors(path: Path) -> dict[str, Float32Array]:
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a safetensors file by name.
 
     Raises:
         InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.
     """
-    data = read_file(path)
+    data = _mapped(path)
     start = 8 + int.from_bytes(data[:8], "little")
     try:
         header = json.loads(bytes(data[8:start]))
@@ -71,27 +88,31 @@ def read_safetensors(path: Path) -> dict[str, Float32Array]:
     except (ValueError, AttributeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidAdapter(f"{path} is no whole safetensors file ({error}); fetch it again") from None
     return {
-        name: _values(path, name, tensor.dtype, tensor.shape, data[start:], tensor.data_offsets[0])
+        name: _stored(path, name, tensor.dtype, tensor.shape, data[start:], tensor.data_offsets[0])
         for name, tensor in listed.items()
     }
 
 
 def read_gguf(
     path: Path, check: Callable[[Mapping[str, Any]], None]
-) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
-    """Return the metadata of a GGUF file by key, and its tensors by name in NumPy's order of dimensions.
+) -> tuple[Mapping[str, Any], dict[str, StoredTensor]] | None:
+    """Return the metadata of a GGUF file by key, and its tensors by name, in NumPy's order of dimensions.
+
+    Returns None if the file does not begin as GGUF does.
 
     Args:
-        check: raises InvalidAdapter for metadata of another kind of file, whose tensors are then not read.
+        check: raises InvalidAdapter for metadata of another kind of file, whose tensors are then not looked at.
 
     Raises:
         InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.
     """
     data = _mapped(path)
+    if bytes(data[:4]) != GGUF_MAGIC:
+        return None
     try:
         cursor = _Cursor(data, 4)
-        if bytes(data[:4]) != GGUF_MAGIC or cursor.number("I") not in (2, 3):
-            raise ValueError("it does not begin as version 2 or 3 does")
+        if (version := cursor.number("I")) not in (2, 3):
+            raise ValueError(f"it has version {version}; versions 2 and 3 are read")
         num_tensors, num_keys = cursor.count(), cursor.count()
         metadata = {cursor.string(): cursor.value(cursor.number("I")) for _ in range(num_keys)}
         listed = [cursor.tensor() for _ in range(num_tensors)]
@@ -101,63 +122,45 @@ def read_gguf(
         raise InvalidAdapter(f"{path} is no whole GGUF file ({error}); fetch it again") from None
     check(metadata)
     tensors = {
-        name: _values(path, name, _GGUF_TYPES.get(type_, f"type {type_}"), shape, data[start:], offset)
+        name: _stored(path, name, _GGUF_TYPES.get(type_, f"type {type_}"), shape, data[start:], offset)
         for name, shape, type_, offset in listed
     }
     return metadata, tensors
 
 
-def begins_as_gguf(path: Path) -> bool:
-    """Return whether a file has the first bytes of GGUF.
+def read_text(path: Path) -> bytes:
+    """Return the bytes of a small file.
 
     Raises:
-        InvalidAdapter: it cannot be read.
+        InvalidAdapter: it cannot be read, or has more than a MiB.
     """
-    try:
-        with path.open("rb") as file:
-            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def read_file(path: Path) -> memoryview:
-    """Return the bytes of a file.
-
-    Raises:
-        InvalidAdapter: it cannot be read, or has more than 16 GiB.
-    """
-    try:
-        if (size := path.stat().st_size) > _MAX_BYTES:
-            raise InvalidAdapter(f"{path} has {size} bytes, and adapters {_MAX_BYTES} at most; give an adapter")
-        return memoryview(path.read_bytes())
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    data = _mapped(path)
+    if len(data) > _MAX_TEXT_BYTES:
+        raise InvalidAdapter(f"{path} has {len(data)} bytes, at most {_MAX_TEXT_BYTES} are read; give an adapter")
+    return bytes(data)
 
 
 def _mapped(path: Path) -> memoryview:
-    """Return the bytes of a file that is not empty; those that are used are read."""
+    """Return the bytes of a file, which the system reads when they are used."""
     try:
         with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
+            return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise _unreadable(path, error) from None
+        message = f"{path} cannot be read ({error.strerror}); give an adapter's file or folder"
+        raise InvalidAdapter(message) from None
 
 
-def _unreadable(path: Path, error: OSError) -> InvalidAdapter:
-    return InvalidAdapter(f"{path} cannot be read ({error.strerror}); give an adapter's file or folder")
-
-
-def _values(path: Path, name: str, dtype: str, shape: tuple[int, ...], data: memoryview, start: int) -> Float32Array:
-    """Return a tensor's numbers."""
+def _stored(path: Path, name: str, dtype: str, shape: tuple[int, ...], data: memoryview, start: int) -> StoredTensor:
+    """Return a tensor whose numbers are all in the file."""
     if dtype not in _FLOATS:
         raise InvalidAdapter(f"{path}: {name} is stored as {dtype}; adapters are read in {', '.join(_FLOATS)}")
-    stored, convert = _FLOATS[dtype]
-    count = math.prod(shape)
+    end = start + math.prod(shape) * _FLOATS[dtype][0].itemsize
     if len(shape) > _MAX_DIMENSIONS or any(size > len(data) for size in shape):
         raise InvalidAdapter(f"{path}: {name} of {len(shape)} dimensions is no matrix; fetch it again")
-    if min(start, *shape, 0) < 0 or start + count * stored.itemsize > len(data):
+    if min(start, *shape, 0) < 0 or end > len(data):
         raise InvalidAdapter(f"{path}: {name} of shape {list(shape)} ends after the file; fetch it again")
-    return convert(np.frombuffer(data, stored, count, start)).reshape(shape)
+    return StoredTensor(shape, dtype, data[start:end])
 
 
 @dataclass

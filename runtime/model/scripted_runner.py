@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .batch import Batch, Float32Array, PageCopy, Runner, TopLogits
+from .memory import AdapterRows
 
 
 class ScriptedRunner:
@@ -24,9 +25,11 @@ class ScriptedRunner:
     Args:
         model: computes every forward, and generates after the end of the script. None: nothing is computed, and the ids
             after the script are 0.
+        adapters: the memory of LoRA adapters, which `model` reads; None: there is no room for any.
     """
 
-    def __init__(self, vocab_size: int, model: Runner | None = None) -> None:
+    def __init__(self, vocab_size: int, model: Runner | None = None, adapters: AdapterRows | None = None) -> None:
+        self.adapters = adapters
         self.script: deque[int] = deque()
         self._vocab_size = vocab_size
         self._model = model

@@ -7,9 +7,7 @@ file of another artifact or machine, or a damaged one, is a miss.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -23,6 +21,7 @@ from ..errors import OutOfPages
 from ..model.batch import Batch, Forward
 from ..store import StoreIdentity
 from ..store.record import BLOCK, CHECKSUM_BYTES, is_sealed, sealed
+from ..system import replaced
 from .rates import ComputeSums, LinearRate, Rates
 
 _LOGGER = logging.getLogger(__name__)
@@ -147,17 +146,11 @@ class StoredPrefill:
         if rates.compute_sums is None:
             return
         record = _Record(1, self.identity, self.machine, rates.compute_sums)
-        unnamed = self.directory / f"{NAME}.new"
         try:
-            unnamed.unlink(missing_ok=True)
-            fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
+            with replaced(self.directory / NAME, mode=0o600, is_synced=False) as file:  # it can be measured again
                 file.write(sealed(msgspec.json.encode(record), BLOCK))
-            os.replace(unnamed, self.directory / NAME)
         except OSError as error:
             _LOGGER.warning("what prefill costs could not be written to %s: %s", self.directory, error)
-            with suppress(OSError):
-                unnamed.unlink(missing_ok=True)
 
     def _read(self) -> ComputeSums | None:
         """Return the sums that the file holds; None if it is missing or damaged, or of another model or machine."""

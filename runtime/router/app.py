@@ -31,7 +31,7 @@ from ..server.http.access import App, Endpoint, access_middleware
 from ..server.http.api_keys import client_of
 from ..server.http.connection import while_connected
 from ..server.http.forwarding import Forwarded, ServerGone
-from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ..server.http.request_body import MAX_BODIES, BodyRoom, decode_repaired, is_json, read_body, require_json
 from ..server.ollama.about import tell_version as tell_ollamas_version
 from ..server.ollama.keep_alive import keep_alive_s
 from ..server.openapi import OpenAPI
@@ -142,12 +142,12 @@ class Forwarder:
         name = request.query_params.get("model")
         named = self._table.rows if name is None else (self._listing.named(name),)
         rows = [row for row in named if row.state != "unloaded" or _has_stored(row)]
-        target, headers = _target_of(request), _headers_of(request)
+        headers = _headers_of(request)
 
         async def forget(row: Row[ModelServer]) -> tuple[int, bytes]:
             lease = await self._table.lease(row, is_use=False)
             try:
-                return await whole_answer(lease.worker, "DELETE", target, headers)
+                return await whole_answer(lease.worker, "DELETE", _target_of(request, row), headers)
             except ServerGone as error:
                 raise _gone(row) from error
             finally:
@@ -186,7 +186,7 @@ class Forwarder:
         """Return the first response that is not 404, or the last model's 404."""
         for row in rows:
             lease = await self._table.lease(row, is_use=request.method not in _ASKS)
-            messages = lease.worker.ask(request.method, _target_of(request), _headers_of(request), body)
+            messages = lease.worker.ask(request.method, _target_of(request, row), _headers_of(request), body)
             is_forwarded = False
             try:
                 start = await anext(messages)
@@ -255,7 +255,15 @@ class _Named(msgspec.Struct):
 
 
 async def _read(request: Request, body: bytes) -> _Named:
-    """Decode the fields of a body that the router reads. An invalid body has none: the model's server refuses it."""
+    """Decode the fields of a body that the router reads. A body that is not JSON, such as a form, has none.
+
+    Raises:
+        HTTPError: 400 if the body is compressed.
+        msgspec.DecodeError: it is declared as JSON, and is not; no model is loaded for it.
+    """
+    if not body or request.method in _ASKS or not is_json(request):
+        return _Named()
+    require_json(request)
     named = _named(body) if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(_named, body)
     if not request.url.path.startswith(_OLLAMA):
         named.keep_alive = None
@@ -263,18 +271,16 @@ async def _read(request: Request, body: bytes) -> _Named:
 
 
 def _named(body: bytes) -> _Named:
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(body or b"{}", type=_Named)
-    return _Named()
+    return decode_repaired(body, _Named)[0]
 
 
-def _target_of(request: Request) -> bytes:
-    """Return path and query for a model's own server, without `model`, which it does not expect."""
+def _target_of(request: Request, row: Row[Any]) -> bytes:
+    """Return path and query for a model's own server. Only a model with adapters expects `model` there."""
     path: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
     if unquote(path) != request.scope["path"]:  # a root path was removed
         path = quote(request.scope["path"]).encode()
-    if b"model" in query:
+    if b"model" in query and not row.spec.loras:
         query = urlencode(
             [(key, value) for key, value in request.query_params.multi_items() if key != "model"]
         ).encode()

@@ -117,6 +117,7 @@ class Listing:
             memory_bytes=_or_unset(row.bytes_taken or row.bytes_known or row.spec.needed_bytes),
             has_chat_template=msgspec.UNSET if known is None else known.has_chat_template,
             pinned=row.spec.is_pinned,
+            parent=_or_unset(row.spec.parent_of(name)),
             stage=_or_unset(row.stage),
             percent=msgspec.UNSET if row.fraction is None else int(100 * row.fraction),
             error=_or_unset(row.error or row.spec.too_large),

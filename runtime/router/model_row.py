@@ -43,6 +43,7 @@ class ModelSpec:
         source: an artifact, or a model to compile.
         aliases: other names that it accepts; `*` is any name that no model has.
         is_pinned: it is loaded at the start, and unloaded only on a client's request.
+        loras: names of its LoRA adapters. A request names one as `MODEL:ADAPTER`.
         flags: its own flags of `radixlm serve`.
         store: directory of its prefixes; None: no prefixes are saved to disk.
         context_length: tokens of prompt and reply together; None if unknown before it is loaded.
@@ -54,6 +55,7 @@ class ModelSpec:
     source: str
     aliases: tuple[str, ...] = ()
     is_pinned: bool = False
+    loras: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     store: str | None = None
     context_length: int | None = None
@@ -61,9 +63,24 @@ class ModelSpec:
     too_large: str | None = None
 
     @property
-    def listed(self) -> tuple[str, ...]:
-        """The names in lists of models."""
+    def own_names(self) -> tuple[str, ...]:
+        """The names of the model as it was compiled, without `*`."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY))
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The names in lists of models: its own, then its first name with each adapter."""
+        return (*self.own_names, *(f"{self.name}:{lora}" for lora in self.loras))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests can give, `*` included."""
+        adapted = (f"{name}:{lora}" for name in self.own_names for lora in self.loras)
+        return (self.name, *self.aliases, *adapted)
+
+    def parent_of(self, name: str) -> str | None:
+        """Return the model's first name if one of its names is of an adapter, else None."""
+        return self.name if name in self.names and name not in self.own_names and name != ANY else None
 
 
 class Loader(Protocol[W_co]):

@@ -62,9 +62,11 @@ class ModelTable(Generic[W]):
             InvalidParameter: another model has one of its names.
         """
         row = Row[W](spec)
-        for name in (spec.name, *spec.aliases):
-            if self._by_name.setdefault(name, row) is not row:
+        names = dict.fromkeys(spec.names, row)
+        for name in names:
+            if name in self._by_name:
                 raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")
+        self._by_name |= names
         self.rows = (*self.rows, row)
         return row
 

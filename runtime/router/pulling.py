@@ -81,11 +81,12 @@ class Pulling:
         """
         asked = await _asked(request)
         row = self._named(asked.model) or await self._begun(str(asked.model))
+        task = self._pulls.get(row)  # it can end before the first line is written
         if asked.stream is False:
-            if row in self._pulls:
-                await asyncio.shield(self._pulls[row])
+            if task is not None:
+                await asyncio.shield(task)
             return json_response(_DONE)
-        return StreamingResponse(self._lines(row, request.url.path), media_type=MEDIA_TYPE)
+        return StreamingResponse(self._lines(row, task, request.url.path), media_type=MEDIA_TYPE)
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /api/delete`: remove a model that a client pulled, after its requests have ended.
@@ -114,7 +115,7 @@ class Pulling:
             raise unknown_model(name, [known for each in self._table.rows for known in each.spec.listed])
         if self._library is None or not await asyncio.to_thread(self._library.has, row.spec.name):
             raise delete_refused()
-        if len(self._table.rows) == 1:
+        if not [each for each in self._table.rows if each is not row and each not in self._pulls]:
             raise HTTPError(409, f"{row.spec.name} is the only model of this server; pull another one first")
         return row, self._library
 
@@ -150,10 +151,10 @@ class Pulling:
         if not task.cancelled():
             task.exception()  # logged by the table, and reported to the clients that wait
 
-    async def _lines(self, row: Row[ModelServer], path: str) -> AsyncGenerator[bytes]:
+    async def _lines(self, row: Row[ModelServer], task: asyncio.Task[None] | None, path: str) -> AsyncGenerator[bytes]:
         """Yield progress lines until the model is served, or an error."""
         last: StatusReply = _DONE
-        if (task := self._pulls.get(row)) is not None:
+        if task is not None:
             yield _line(StatusReply("pulling manifest"))
             while not task.done():
                 if row.stage is not None and (now := _progress(row.stage, row.fraction)) != last:

@@ -156,8 +156,8 @@ REFUSED: Mapping[str, Refused] = {
     "plugins": Refused("remove it: the server has no plugins"),
     "previous_response_id": Refused("only /v1/responses has it: send the whole conversation"),
     "conversation": Refused("only /v1/responses has it: send the whole conversation"),
+    "background": Refused("only /v1/responses has it: wait for the reply, or stream it"),
     "thread": Refused("the server has no threads: send the whole conversation"),
-    "background": Refused("wait for the reply, or stream it; /v1/batches processes requests in the background"),
 }  # fmt: skip
 """Top-level fields that an endpoint does not support, but another endpoint or server does.
 

@@ -16,7 +16,7 @@ from msgspec import inspect
 from .errors import HTTPError
 from .field_policy import HARMLESS, REFUSED, IgnoredFields, advice_on, asks_for_nothing
 from .hints.validation import explain, types_at
-from .http.request_body import decode_json, without_lone_surrogates
+from .http.request_body import decode_json, decode_repaired
 
 T = TypeVar("T")
 SURROGATES = "surrogates"
@@ -92,14 +92,12 @@ def _has_no_effect(type: inspect.Type) -> bool:
 
 def _decode(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
     """Decode JSON as a type. Lone surrogates become U+FFFD, unless the server is strict."""
-    try:
+    if is_strict:
         return decode_json(body, type)
-    except msgspec.DecodeError as error:
-        whole = body if is_strict or isinstance(error, msgspec.ValidationError) else without_lone_surrogates(body)
-        if whole == body:
-            raise
+    value, is_repaired = decode_repaired(body, type)
+    if is_repaired:
         ignored.harmless.add(SURROGATES)
-        return decode_json(whole, type)
+    return value
 
 
 def _without_unknown(

@@ -19,7 +19,6 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..cache.cache_namespace import is_adapted
 from ..errors import StoreCorrupt, StoreError, StoreMismatch
-from ..system import sync_file
+from ..system import replaced
 from .page_key import NO_PARENT, PageKey, StoreIdentity, pack_tokens, unpack_tokens
 from .page_store import PageStore
 from .record import CHECKSUM_BYTES, checksum, is_sealed, sealed
@@ -99,18 +98,10 @@ def export_bundle(source: PageSource, page_keys: Sequence[PageKey], path: str | 
     )
     text = identity.to_json()
     table = _START.pack(_MAGIC, FORMAT_VERSION, len(text), len(ordered)) + text + pages
-    unnamed = path.with_name(path.name + ".new")
-    try:
-        unnamed.unlink(missing_ok=True)  # an existing file would keep its mode
-        with open(unnamed, "xb", opener=partial(os.open, mode=0o600)) as file:
-            file.write(sealed(table, len(table) + CHECKSUM_BYTES))
-            for rows in _read_payloads(source, ordered):
-                file.write(rows.data)
-            file.flush()
-            sync_file(file.fileno())
-        os.replace(unnamed, path)
-    finally:
-        unnamed.unlink(missing_ok=True)
+    with replaced(path, mode=0o600) as file:
+        file.write(sealed(table, len(table) + CHECKSUM_BYTES))
+        for rows in _read_payloads(source, ordered):
+            file.write(rows.data)
 
 
 def import_bundle(store: PageStore, path: str | Path, namespace: bytes, *, evicts: bool = True) -> ImportReport:

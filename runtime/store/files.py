@@ -18,7 +18,16 @@ from typing import Final, Protocol
 
 from ..errors import StoreBusy
 from ..system import Buffer as Buffer
-from ..system import drop_cached, expect_reads, expect_scattered_reads, read_at, sync_data, sync_file, write_at
+from ..system import (
+    drop_cached,
+    expect_reads,
+    expect_scattered_reads,
+    read_at,
+    replaced,
+    sync_data,
+    sync_directory,
+    write_at,
+)
 
 _MAX_BUFFERS = 512  # in one call; Linux and macOS accept 1024
 INDEX: Final = "index.sqlite"
@@ -114,11 +123,7 @@ class OSFiles:
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def fsync_dir(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            sync_file(fd)
-        finally:
-            os.close(fd)
+        sync_directory(path)
 
 
 def write_all(files: Files, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
@@ -212,13 +217,6 @@ def read_secret(directory: Path) -> bytes:
 def _create_secret(path: Path) -> bytes:
     """Write a new secret to `path`, so that it survives a power loss; return it."""
     secret = secrets.token_bytes(_SECRET_BYTES)
-    unnamed = path.with_suffix(".new")
-    fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, secret)
-        sync_file(fd)
-    finally:
-        os.close(fd)
-    os.replace(unnamed, path)
-    OSFiles().fsync_dir(path.parent)
+    with replaced(path, mode=0o600) as file:
+        file.write(secret)
     return secret

@@ -51,6 +51,25 @@ def test_a_response_that_is_not_kept_cannot_be_continued(client: openai.OpenAI) 
         client.responses.create(**GREEDY, input="Go on", previous_response_id=reply.id)
 
 
+def test_a_response_in_the_background_is_polled_continued_and_cancelled(client: openai.OpenAI) -> None:
+    asked = {"input": f"{QUESTION} in the background", "background": True}
+    response = client.responses.create(**GREEDY, **asked)
+    assert response.status == "in_progress" and response.background is True
+    deadline = time.monotonic() + 60
+    while response.status == "in_progress":
+        assert time.monotonic() < deadline, "the response does not end"
+        time.sleep(0.05)
+        response = client.responses.retrieve(response.id)
+    alone = client.responses.create(**GREEDY, input=asked["input"])
+    assert response.output_text == alone.output_text and response.status == alone.status
+    assert client.responses.create(**GREEDY, input="Go on", previous_response_id=response.id).output_text
+    long = client.responses.create(**(GREEDY | {"max_output_tokens": 4096}), **asked)
+    assert client.responses.cancel(long.id).status == "cancelled" == client.responses.retrieve(long.id).status
+    assert client.responses.cancel(response.id) == response, "one that has ended stays as it is"
+    with pytest.raises(openai.BadRequestError, match="not streamed"):
+        client.responses.create(**GREEDY, **asked, stream=True)
+
+
 def test_a_conversation_is_gone_on_with(client: openai.OpenAI) -> None:
     made = client.conversations.create(items=[{"role": "user", "content": "I am Bo."}], metadata={"topic": "a"})
     assert client.conversations.retrieve(made.id).metadata == {"topic": "a"}

@@ -217,3 +217,43 @@ def test_the_imitation_lacks_what_is_linux_alone() -> None:
         open("/proc/meminfo").close()
     with pytest.raises(OSError, match="socket"), tempfile.TemporaryFile() as file, open(__file__, "rb") as source:
         os.sendfile(file.fileno(), source.fileno(), 0, 10)
+
+
+class Stopped(Exception):
+    """Stands for any error while a file is written."""
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    left = path.with_name(f"file.{os.getpid()}.new")
+    left.write_bytes(b"of a killed process")
+    left.chmod(0o644)
+    with system.replaced(path, mode=0o600) as file:
+        file.write(b"first")
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == b"first" and path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(Stopped), system.replaced(path) as file:
+        file.write(b"second")
+        raise Stopped
+    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
+    (tmp_path / "folder" / "full").mkdir(parents=True)
+    with pytest.raises(OSError), system.replaced(tmp_path / "folder") as file:
+        file.write(b"x")
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "folder"]
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_a_file_is_on_disk_before_it_gets_its_name_and_its_name_after(
+    is_synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, calls = tmp_path / "file", list[object]()
+
+    def synced(fd: int) -> None:
+        calls.append(path.exists() and os.path.sameopenfile(fd, os.open(tmp_path, os.O_RDONLY)))
+        calls.append(os.fstat(fd).st_size if not path.exists() else "directory")
+
+    monkeypatch.setattr(system, "sync_file", synced)
+    with system.replaced(path, is_synced=is_synced) as file:
+        file.write(b"content")
+    assert calls == ([False, 7, True, "directory"] if is_synced else [])

@@ -45,7 +45,7 @@ async def read_json(
             it as compressed, or as something other than JSON.
         ClientGone: the client disconnected before the end.
     """
-    _check_headers(request)
+    require_json(request)
     return await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s, room=room)
 
 
@@ -106,6 +106,23 @@ def decode_json(body: bytes, type: type[T]) -> T:
         raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
 
 
+def decode_repaired(body: bytes, type: type[T]) -> tuple[T, bool]:
+    """Decode JSON as a type, with lone surrogates replaced; return whether there were any.
+
+    Raises:
+        msgspec.DecodeError: as `decode_json`.
+    """
+    try:
+        return decode_json(body, type), False
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        whole = without_lone_surrogates(body)
+        if whole == body:
+            raise
+        return decode_json(whole, type), True
+
+
 def without_lone_surrogates(body: bytes) -> bytes:
     """Replace lone surrogates in JSON by U+FFFD. Clients that cut texts inside a character produce them.
 
@@ -146,16 +163,26 @@ async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_o
     return b"".join(chunks)
 
 
-def _check_headers(request: Request) -> None:
-    """Raise HTTPError unless the headers say that the body is uncompressed JSON."""
-    media_type = (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
-    if media_type not in _TYPES and not media_type.endswith("+json"):
-        message = f"the body is {media_type!r:.80}; send it as application/json"
+def is_json(request: Request) -> bool:
+    """Return whether a request's body is JSON, or not declared as something else."""
+    media_type = _media_type(request)
+    return media_type in _TYPES or media_type.endswith("+json")
+
+
+def require_json(request: Request) -> None:
+    """Raise HTTPError, 400, if a header declares the body as compressed, or as something other than JSON."""
+    if not is_json(request):
+        message = f"the body is {_media_type(request)!r:.80}; send it as application/json"
         raise HTTPError(400, message, code="unsupported_content_type")
     encoding = header_of(request.scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         message = f"the body is compressed with {encoding!r:.80}; send it uncompressed"
         raise HTTPError(400, message, code="unsupported_content_encoding")
+
+
+def _media_type(request: Request) -> str:
+    """Return the declared media type without parameters, in lower case; empty if there is none."""
+    return (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
 
 
 def _check_length(num_bytes: int, max_bytes: int) -> None:

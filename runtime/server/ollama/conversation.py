@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,6 +22,7 @@ from ...chat.tools.tool_calls import ToolCall
 from ...errors import InvalidParameter
 from ..request_fields import MAX_MESSAGES
 
+_ANY = ("any", "")
 _OWN_ID = re.compile("call_[0-9a-zA-Z]{24}")  # the form of this server's ids
 
 Message = dict[str, object]
@@ -109,8 +111,9 @@ def known_as(call: ToolCall) -> Iterable[ToolCall]:
 class _Calls:
     """The tool calls of the last message that has any, without those that have a result."""
 
-    waiting: list[_Call] = field(default_factory=list)
     num_results: int = 0
+    _call_ids: dict[int, str] = field(default_factory=dict)  # by number
+    _numbers: defaultdict[tuple[str, str], deque[int]] = field(default_factory=lambda: defaultdict(deque))
 
     def translate(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
         """Return the tool calls of one message as chat templates expect them: with an id, and arguments as JSON text.
@@ -123,7 +126,8 @@ class _Calls:
         Raises:
             InvalidParameter: arguments are no JSON object, or nested too deeply.
         """
-        self.waiting.clear()
+        self._call_ids.clear()
+        self._numbers.clear()
         translated = list[Message]()
         for number, call in enumerate(calls):
             name, param = call.function.name, f"{field}[{number}].function.arguments"
@@ -134,31 +138,23 @@ class _Calls:
                 function = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
             except RecursionError as error:
                 raise InvalidParameter(f"{param} is nested too deep; send it flatter", param=param) from error
-            self.waiting.append(_Call(call_id, call.id, name))
+            self._call_ids[number] = call_id
+            for key in {("id", call.id or call_id), ("id", call_id), ("name", name), _ANY}:
+                self._numbers[key].append(number)
             translated.append({"id": call_id, "type": "function", "function": function})
         return translated
 
     def answer(self, result: OllamaMessage) -> str:
         """Return the id of the call that a result names, or of the first call without a result."""
         self.num_results += 1
-        wished = (
-            lambda call: result.tool_call_id is not None and result.tool_call_id in (call.sent_id, call.call_id),
-            lambda call: result.tool_name == call.name,
-            lambda call: result.tool_call_id is None and result.tool_name is None,
-        )
-        for is_meant in wished:
-            for call in self.waiting:
-                if is_meant(call):
-                    self.waiting.remove(call)
-                    return call.call_id
+        wanted = [(kind, name) for kind, name in (("id", result.tool_call_id), ("name", result.tool_name)) if name]
+        for key in wanted or [_ANY]:
+            numbers = self._numbers[key]
+            while numbers:
+                call_id = self._call_ids.pop(numbers.popleft(), None)
+                if call_id is not None:
+                    return call_id
         return result.tool_call_id or f"result_{self.num_results}"
-
-
-@dataclass(frozen=True)
-class _Call:
-    call_id: str
-    sent_id: str | None
-    name: str
 
 
 def _parse_arguments(function: CalledFunction, param: str) -> dict[str, Any]:

@@ -6,7 +6,9 @@ Knows items and messages; `stored/turns.py` has the turns.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -23,6 +25,7 @@ from ..http.api_keys import api_key_of
 from ..http.request_body import num_body_bytes_of
 from ..request_log import new_id, record_of
 from ..served import Served
+from ..stored.background import BackgroundResponses, StoredStatus
 from ..stored.stored import Stored
 from ..stored.turns import Path, Turn
 from .response_items import History, InputItem
@@ -82,6 +85,34 @@ class Continuation:
         """Return whether the response is to be stored."""
         return self._stored is not None
 
+    @property
+    def background(self) -> BackgroundResponses:
+        """The responses that are being made in the background, if they are to be stored."""
+        assert self._stored is not None, "the request was checked"
+        return self._stored.background
+
+    async def begin(self, response_id: str, response: bytes) -> None:
+        """Store a response that has just begun, as JSON.
+
+        Raises:
+            HTTPError: 404 if the response that it continues is gone.
+            StoreOff: the disk failed.
+        """
+        assert self._stored is not None, "the request was checked"
+
+        def turn() -> Turn:
+            return Turn(response_id, self._path, self._namespace, self._items, response)
+
+        if not await self._stored.turns.save(self._scope, turn):
+            message = "the response that this one continues was deleted meanwhile; send the whole conversation as input"
+            raise HTTPError(404, message, param="previous_response_id", code="previous_response_not_found")
+
+    async def change(self, response_id: str, response: bytes) -> None:
+        """Store another state of a response that has begun. If the disk failed, the response counts as lost."""
+        if self._stored is not None:
+            with suppress(StoreOff):  # already logged
+                await self._stored.turns.change_response(self._scope, response_id, response)
+
     async def keep(self, response_id: str, response: bytes, completion: Completion, *, is_truncated: bool) -> bool:
         """Store a response that has ended, as JSON. Returns whether it is stored."""
         if self._stored is None:
@@ -91,18 +122,28 @@ class Continuation:
         def turn() -> Turn:
             return Turn(
                 response_id,
-                self._path.head,
+                self._path,
                 self._namespace,
-                b"[" + b",".join(item_json(item) for item in self._body.items) + b"]",
+                self._items,
                 response,
                 self._setup,
                 (*completion.prompt_token_ids, *completion.token_ids) if has_ids else None,
             )
 
         try:
-            return await self._stored.turns.save(self._scope, turn, conversation=self._body.conversation_id)
+            return await self._stored.turns.save(
+                self._scope,
+                turn,
+                conversation=self._body.conversation_id,
+                replaces=bool(self._body.background),
+            )
         except StoreOff:  # already logged; the reply is not affected
             return False
+
+    @cached_property
+    def _items(self) -> bytes:
+        """The request's items as a JSON array. Those without an id have got one."""
+        return b"[" + b",".join(item_json(item) for item in self._body.items) + b"]"
 
 
 async def _path(served: Served, scope: CacheScope, body: ResponseRequest) -> Path:
@@ -123,7 +164,12 @@ async def _path(served: Served, scope: CacheScope, body: ResponseRequest) -> Pat
         code = "previous_response_not_found" if previous else "conversation_not_found"
         raise HTTPError(404, f"{NOT_KEPT}; send the whole conversation as input", param=param, code=code)
     if previous:
-        return await served.stored.turns.path(scope, previous)
+        path = await served.stored.turns.path(scope, previous)
+        status = StoredStatus.of(path.turns[-1][1] or b"{}")
+        if not status.can_be_continued:
+            message = f"the response {previous!r:.80} is {status.status}; continue one that is completed or incomplete"
+            raise InvalidParameter(message, param="previous_response_id")
+        return path
     return await served.stored.conversations.path(scope, conversation or "")
 
 

@@ -14,7 +14,7 @@ from .replies import ChatLogprob, PromptProgressReply, PromptTokensDetails, Trun
 from .response_requests import AnyText, ConversationID, TextOptions
 from .response_tools import RawChoice, RawTool
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputTextPart(msgspec.Struct):
@@ -112,7 +112,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     safety_identifier: str | None
     prompt_cache_key: str | None
     object: Literal["response"] = "response"
-    background: Literal[False] = False
+    background: bool = False
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     conversation: ConversationID | None = None

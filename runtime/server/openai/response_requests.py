@@ -1,7 +1,7 @@
 """Types of the requests to `/v1/responses`.
 
 Validation is strict, as in `requests.py`. Fields of OpenAI's clients that are not supported are accepted with values
-that have no effect: `"prompt": null`, `"background": false`.
+that have no effect: `"prompt": null`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     previous_response_id: str | None = None  # the response that this one continues
     conversation: str | ConversationID | None = None  # the conversation to continue, and to add to
     prompt: None = None
-    background: Literal[False] | None = None  # true is not supported
+    background: bool | None = None  # true: return at once; the response is made without a connection
     truncation: Literal["auto", "disabled"] | None = None  # auto: drop old turns that do not fit into the context
     reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None  # as in chats

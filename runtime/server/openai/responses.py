@@ -31,6 +31,7 @@ from ..request_fields import require_small
 from ..request_log import RequestRecord, new_id, record_of
 from ..served import Served, whole_answer
 from ..truncation import Truncation
+from . import background_responses
 from .kept_responses import Continuation
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
@@ -69,6 +70,7 @@ _NOTHING_ASKED: Mapping[str, object] = {
 def _prepare(served: Served, request: Request, body: ResponseRequest) -> Prepared:
     """Check the body, and translate it to the chat that the engine gets."""
     require_small("metadata", body.metadata)
+    background_responses.require_stored(served, body)
     history = body.history()
     served.leave_out(request, unread=history.unread, others=body.left_out)
     ignored = record_of(request).ignored or IgnoredFields()
@@ -111,6 +113,15 @@ async def create(served: Served, request: Request, prepared: Prepared) -> Respon
     response = _Response(
         served, body, chat.params, output, truncated, continuation, is_truncated=bool(opened.truncated.dropped)
     )
+    if body.background:
+
+        async def ended(completion: Completion) -> None:
+            answer = await whole_answer([completion], lambda: response.whole(completion))
+            await response.keep(completion, bytes(answer.body))
+
+        return await background_responses.begin(
+            continuation, response.begun(), choices, ended=ended, failed=response.failed
+        )
     if body.stream:
         keep_alive_s = served.options.keep_alive_s
         events = response.events(choices, record_of(request))
@@ -166,12 +177,17 @@ class _Response:
             tool_choice=body.tool_choice or "auto",
             text=body.text if body.text and body.text.format else TextOptions(AnyText()),
             store=continuation.is_kept,
+            background=bool(body.background),
             previous_response_id=body.previous_response_id or None,
             conversation=None if conversation is None else ConversationID(conversation),
             truncation="disabled" if truncated is msgspec.UNSET else "auto",
             truncated=truncated,
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
+
+    def begun(self) -> ResponseReply:
+        """Return the response before the first token."""
+        return self._reply(status="in_progress", output=[])
 
     def whole(self, completion: Completion) -> ResponseReply:
         """Return the whole response."""
@@ -193,7 +209,7 @@ class _Response:
         def event(name: str, /, **fields: Any) -> ResponseEvent:
             return ResponseEvent(type=f"response.{name}", sequence_number=next(numbers), **fields)
 
-        begun = self._reply(status="in_progress", output=[])
+        begun = self.begun()
         yield event("created", response=begun)
         yield event("in_progress", response=begun)
         # for progress events: without the fields that repeat the request, which may have megabytes
@@ -222,7 +238,7 @@ class _Response:
         except Exception as error:  # as in `EventStream`, in this API's format
             status, reply = describe(error)
             record.fail(status, reply.error.name)
-            yield event("failed", response=self._failed(reply.error))
+            yield event("failed", response=self.failed(reply.error))
 
     def _ended(self, completion: Completion) -> ResponseReply:
         """Return the whole response after its reply has ended."""
@@ -235,8 +251,8 @@ class _Response:
             ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
         )
 
-    def _failed(self, error: ErrorBody) -> ResponseReply:
-        """Return the response that failed, with the items so far."""
+    def failed(self, error: ErrorBody) -> ResponseReply:
+        """Return the response with an error, and the items that it has until then."""
         for _ in self._output.finish("incomplete"):  # the failed response has the items
             pass
         return self._reply(status="failed", output=self._output.items, error=ResponseError(error.name, error.message))

@@ -114,7 +114,11 @@ class BatchEndpoints:
     async def cancel(self, models: Models, request: Request) -> Response:
         """`POST /v1/batches/{batch_id}/cancel`: cancel a batch."""
         require_parameters(request)
-        return json_response(await stored_by(models).batches.cancel(_scope(request), request.path_params["batch_id"]))
+        stored, scope = stored_by(models), _scope(request)
+        batch = await stored.batches.cancel(scope, request.path_params["batch_id"])
+        assert self._runner is not None, "a server that stores batches runs them"
+        self._runner.begin()  # it may have failed, and ends the batch
+        return json_response(batch)
 
     async def _read(self, models: Models, request: Request) -> BatchRequest:
         body = await read_json(request, max_bytes=models.options.max_body_bytes)

@@ -113,7 +113,7 @@ class BatchRunner:
             for line in waiting:
                 if not goes_on:
                     return
-                answered = await self._answer_line(line, scope, batch.expires_at)
+                answered = await self._answer_line(line, scope, batch.id)
                 if answered is None:
                     return
                 answer, is_error = answered
@@ -126,17 +126,17 @@ class BatchRunner:
         except* StoreOff as errors:
             raise StoreOff(str(errors.exceptions[0])) from errors
 
-    async def _answer_line(self, line: Line, scope: CacheScope, expires_at: float) -> tuple[bytes, bool] | None:
+    async def _answer_line(self, line: Line, scope: CacheScope, batch_id: str) -> tuple[bytes, bool] | None:
         """Process a request, and return its output line and whether it is an error. Retries if the server is busy.
 
-        Returns None if the server was busy until the batch expired.
+        Returns None if the server was busy until the batch was cancelled or expired.
         """
         while True:
             request_id = new_id("req-")
             status, body = await self._ask(line.asked, scope, request_id)
             if status not in _LATER:
                 break
-            if time.time() >= expires_at:
+            if not await self._stored.batches.goes_on(batch_id):
                 return None
             await asyncio.sleep(RETRY_S)
         answer = {

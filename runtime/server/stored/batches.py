@@ -199,9 +199,13 @@ class Batches:
             batch.request_counts.failed += is_error
             batch.request_counts.completed += not is_error
             self._put(sql, batch)
-            return batch.status == "in_progress" and self._database.clock() < batch.expires_at
+            return self._goes_on(batch)
 
         return await self._database.run(write)
+
+    async def goes_on(self, batch_id: str) -> bool:
+        """Return whether to continue a batch: it is neither cancelled nor has it expired."""
+        return await self._database.run(lambda sql: self._goes_on(self._any(sql, batch_id)))
 
     async def change(self, batch_id: str, change: Callable[[BatchReply, int], None]) -> BatchReply:
         """Apply a change, a function of the batch and the time, and return the new state."""
@@ -247,6 +251,10 @@ class Batches:
             self._put(sql, batch)
 
         await self._database.run(write)
+
+    def _goes_on(self, batch: BatchReply) -> bool:
+        """Return whether a batch is in progress and has not expired."""
+        return batch.status == "in_progress" and self._database.clock() < batch.expires_at
 
     def _own(self, sql: sqlite3.Connection, owner: bytes, batch_id: str) -> BatchReply:
         row = sql.execute("SELECT value FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()

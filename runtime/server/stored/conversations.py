@@ -50,8 +50,9 @@ class Conversations:
             head = self._add_items(sql, owner, namespace, None, items)
             values = (conversation_id, owner, namespace, now, now, head, msgspec.json.encode(metadata))
             sql.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            made = _read(sql, conversation_id)
             self._turns.make_room(sql)
-            return _read(sql, conversation_id)
+            return made
 
         return await self._database.run(write)
 
@@ -65,7 +66,9 @@ class Conversations:
         def write(sql: sqlite3.Connection, owner: bytes) -> StoredConversation:
             encoded = msgspec.json.encode(metadata)
             sql.execute("UPDATE conversations SET metadata = ? WHERE id = ?", (encoded, conversation_id))
-            return _read(sql, conversation_id)
+            updated = _read(sql, conversation_id)
+            self._turns.make_room(sql)
+            return updated
 
         return await self._with(scope, conversation_id, write)
 
@@ -109,6 +112,7 @@ class Conversations:
             head = self._add_items(sql, owner, _namespace(sql, conversation_id), None, items)
             sql.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
             self._turns.prune(sql, before)
+            self._turns.make_room(sql)
 
         await self._with(scope, conversation_id, write)
 
@@ -135,7 +139,7 @@ class Conversations:
         """Add items as a turn, and return the id of the last turn, which is `parent` if there are no items."""
         if not items:
             return parent
-        turn = Turn(new_id("items_"), parent, namespace, b"[" + b",".join(items) + b"]")
+        turn = Turn(new_id("items_"), Path(parent), namespace, b"[" + b",".join(items) + b"]")
         self._turns.add(sql, owner, turn)
         return turn.id
 

@@ -26,8 +26,21 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 FILE: Final = "responses.sqlite"
-_VERSION: Final = 1
-_SCHEMA: Final = f"""
+_LEAVES: Final = (
+    "SELECT id, owner, used_at, created_at FROM turns "
+    "WHERE NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.parent = turns.id) "
+    "AND NOT EXISTS (SELECT 1 FROM conversations WHERE head = turns.id)"
+)
+_ADDED: Final = (
+    "INSERT INTO totals VALUES (x'', 1, {num_bytes}), (new.owner, 1, {num_bytes}) ON CONFLICT(owner) DO UPDATE "
+    "SET num_rows = num_rows + 1, num_bytes = num_bytes + excluded.num_bytes;"
+)
+_REMOVED: Final = (
+    "UPDATE totals SET num_rows = num_rows - 1, num_bytes = num_bytes - {num_bytes} WHERE owner IN (x'', old.owner); "
+    "DELETE FROM totals WHERE owner = old.owner AND num_rows = 0;"
+)
+_MIGRATIONS: Final = (
+    """
 CREATE TABLE secret (value BLOB NOT NULL);
 -- A response, or items that a client put into a conversation. Lengths and times come first: behind a large value they
 -- would be on another page of the file.
@@ -83,8 +96,65 @@ CREATE TABLE batch_answers (
     line BLOB NOT NULL,
     PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
-PRAGMA user_version = {_VERSION};
-"""
+""",
+    f"""
+-- What makes room for a turn. Triggers write it, so that storing a turn reads no others.
+CREATE TABLE totals (
+    owner BLOB PRIMARY KEY,    -- empty: of all owners
+    num_rows INTEGER NOT NULL, -- of turns and conversations
+    num_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX totals_by_rows ON totals(num_rows);
+CREATE INDEX totals_by_bytes ON totals(num_bytes);
+CREATE TABLE leaves (          -- turns that no turn and no conversation goes on from
+    id TEXT PRIMARY KEY,
+    owner BLOB NOT NULL,
+    used_at REAL NOT NULL,
+    created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX leaves_by_owner ON leaves(owner, used_at, created_at);
+CREATE INDEX conversations_by_owner ON conversations(owner, used_at);
+INSERT INTO totals VALUES (x'', 0, 0);
+INSERT INTO totals SELECT owner, count(*), sum(num_bytes) FROM (
+    SELECT owner, num_bytes FROM turns UNION ALL SELECT owner, length(metadata) FROM conversations
+) GROUP BY owner;
+UPDATE totals SET (num_rows, num_bytes) = (SELECT sum(num_rows), sum(num_bytes) FROM totals) WHERE owner = x'';
+INSERT INTO leaves {_LEAVES};
+CREATE TRIGGER turn_added AFTER INSERT ON turns BEGIN
+    {_ADDED.format(num_bytes="new.num_bytes")}
+    INSERT INTO leaves VALUES (new.id, new.owner, new.used_at, new.created_at);
+    DELETE FROM leaves WHERE id = new.parent;
+END;
+CREATE TRIGGER turn_used AFTER UPDATE OF used_at ON turns BEGIN
+    UPDATE leaves SET used_at = new.used_at WHERE id = new.id;
+END;
+CREATE TRIGGER turn_resized AFTER UPDATE OF num_bytes ON turns BEGIN
+    UPDATE totals SET num_bytes = num_bytes + new.num_bytes - old.num_bytes WHERE owner IN (x'', old.owner);
+END;
+CREATE TRIGGER turn_removed AFTER DELETE ON turns BEGIN
+    {_REMOVED.format(num_bytes="old.num_bytes")}
+    DELETE FROM leaves WHERE id = old.id;
+    INSERT INTO leaves {_LEAVES} AND id = old.parent;
+END;
+CREATE TRIGGER conversation_added AFTER INSERT ON conversations BEGIN
+    {_ADDED.format(num_bytes="length(new.metadata)")}
+    DELETE FROM leaves WHERE id = new.head;
+END;
+CREATE TRIGGER conversation_moved AFTER UPDATE OF head ON conversations BEGIN
+    INSERT OR IGNORE INTO leaves {_LEAVES} AND id = old.head;
+    DELETE FROM leaves WHERE id = new.head;
+END;
+CREATE TRIGGER conversation_changed AFTER UPDATE OF metadata ON conversations BEGIN
+    UPDATE totals SET num_bytes = num_bytes + length(new.metadata) - length(old.metadata)
+        WHERE owner IN (x'', old.owner);
+END;
+CREATE TRIGGER conversation_removed AFTER DELETE ON conversations BEGIN
+    {_REMOVED.format(num_bytes="length(old.metadata)")}
+    INSERT OR IGNORE INTO leaves {_LEAVES} AND id = old.head;
+END;
+""",
+)
+"""Scripts that made each version of the schema from the one before it; the first from an empty file."""
 
 Work = Callable[[sqlite3.Connection], T]
 
@@ -133,6 +203,9 @@ class Database:
                 if sql.in_transaction:
                     sql.execute("ROLLBACK")
                 raise
+        except StoreOff as error:
+            _LOGGER.error("%s", error)
+            raise
         except (sqlite3.Error, OSError) as error:
             _LOGGER.error("%s cannot be used: %s", self.path or "memory", error)
             raise StoreOff(f"stored responses and files cannot be read or written: {type(error).__name__}") from error
@@ -143,13 +216,10 @@ class Database:
         except sqlite3.DatabaseError as error:
             if self.path is None or isinstance(error, sqlite3.OperationalError):
                 raise
-            aside = self.path.with_suffix(".broken")
+            aside = _set_aside(self.path)
             _LOGGER.error(
                 "%s is damaged (%s); it was renamed to %s, and a new file is created", self.path, error, aside.name
             )
-            os.replace(self.path, aside)
-            for suffix in ("-wal", "-shm"):
-                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
             connection, secret = _opened(self.path)
         self._connection, self._owners = connection, CacheNamespaces(ModelIdentity(), secret)
         self._closing.detach()
@@ -157,20 +227,21 @@ class Database:
 
 
 def _opened(path: Path | None) -> tuple[sqlite3.Connection, bytes]:
-    """Return a connection, and the secret stored in the database."""
+    """Return a connection, and the secret stored in the database. Migrates a database of an older version.
+
+    Raises:
+        StoreOff: the database has a newer version; it is left as it is.
+        sqlite3.DatabaseError: it is damaged, or, if it is an OperationalError, the disk failed.
+    """
     if path is not None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get the same mode
+        _require_known(path)
     sql = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, check_same_thread=False)
     try:
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute("PRAGMA synchronous = NORMAL")
         sql.execute("PRAGMA secure_delete = ON")  # the data is private
-        version = sql.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            secret = f"INSERT INTO secret VALUES (x'{secrets.token_hex(32)}');"
-            sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {secret} COMMIT;")
-        elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"it has the version {version}, and this radixlm writes {_VERSION}")
+        _migrate(sql)
         if sql.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("its check failed")
         with closing(sql.execute("SELECT value FROM secret")) as rows:
@@ -181,6 +252,49 @@ def _opened(path: Path | None) -> tuple[sqlite3.Connection, bytes]:
     except BaseException:
         sql.close()
         raise
+
+
+def _require_known(path: Path) -> None:
+    """Raise StoreOff if a database has a newer version. Reads only: a writer would move its log into the file."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as sql:
+        version = _version(sql)
+    if version > len(_MIGRATIONS):
+        raise StoreOff(
+            f"{path.name} has version {version}, and this radixlm reads versions up to {len(_MIGRATIONS)}; update "
+            "radixlm, or move the file away to start with an empty one"
+        )
+
+
+def _migrate(sql: sqlite3.Connection) -> None:
+    """Bring a database to the current version, in one transaction."""
+    version = _version(sql)
+    if version == len(_MIGRATIONS):
+        return
+    scripts = [*_MIGRATIONS[version:]]
+    if version == 0:
+        scripts.append(f"INSERT INTO secret VALUES (x'{secrets.token_hex(32)}');")
+    sql.executescript(f"BEGIN IMMEDIATE; {''.join(scripts)} PRAGMA user_version = {len(_MIGRATIONS)}; COMMIT;")
+
+
+def _version(sql: sqlite3.Connection) -> int:
+    """Return the version of a database's schema; 0 for an empty file."""
+    version: int = sql.execute("PRAGMA user_version").fetchone()[0]
+    if version < 0:
+        raise sqlite3.DatabaseError(f"its version is {version}")
+    return version
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged database and its write-ahead log, which can have changes that are not in the file yet."""
+    aside = path.with_suffix(".broken")
+    log, log_aside = Path(f"{path}-wal"), Path(f"{aside}-wal")
+    log_aside.unlink(missing_ok=True)  # an earlier file's
+    if log.exists():
+        os.replace(log, log_aside)  # first: the next file must not find it
+    os.replace(path, aside)
+    for name in (path, aside):
+        Path(f"{name}-shm").unlink(missing_ok=True)
+    return aside
 
 
 def _close(thread: ThreadPoolExecutor, connection: sqlite3.Connection) -> None:

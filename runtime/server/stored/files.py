@@ -26,6 +26,7 @@ class FileReply(msgspec.Struct, kw_only=True):
     object: str = "file"
 
 
+MAX_FILES = 10_000  # of all clients: empty ones take room, too
 _COLUMNS = "id, num_bytes, created_at, name, purpose"
 
 
@@ -51,7 +52,10 @@ class Files:
 
         def write(sql: sqlite3.Connection) -> FileReply:
             self._expire(sql)
-            (num_bytes,) = sql.execute("SELECT coalesce(sum(num_bytes), 0) FROM files").fetchone()
+            count, num_bytes = sql.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM files").fetchone()
+            if count >= MAX_FILES:
+                message = f"there are {count} files, at most {MAX_FILES} are stored; delete other files"
+                raise HTTPError(413, message, param="file", code="storage_full")
             if num_bytes + len(content) > self._max_bytes:
                 message = (
                     f"the file has {len(content)} bytes, and {max(0, self._max_bytes - num_bytes)} of "

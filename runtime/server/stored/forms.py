@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
+from email.utils import collapse_rfc2231_value
 
 from ..errors import HTTPError
 
 MAX_FIELDS = 16
+MAX_HEAD_BYTES = 8192  # of a field: the time to parse a header grows with the square of its length
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class FormField:
     """A field of a form.
 
     Attributes:
-        filename: None if the field is not a file.
+        filename: the value of `filename`, in UTF-8, or of `filename*` of RFC 5987. None if the field is not a file.
     """
 
     content: bytes
@@ -47,14 +49,26 @@ def read_form(content_type: str | None, body: bytes) -> dict[str, FormField]:
     if declared.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
         message = f"the body is {content_type!r:.80}; send the file as multipart/form-data"
         raise HTTPError(400, message, code="unsupported_content_type")
-    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
+    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"), MAX_FIELDS + 2)
     if not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_FIELDS + 1:
         raise HTTPError(400, f"the form is incomplete, or has more than {MAX_FIELDS} fields")
     fields = {}
     for part in parts[:-1]:
         head, _, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
-        about = BytesHeaderParser().parsebytes(head)
-        name = about.get_param("name", header="content-disposition")
-        if isinstance(name, str):
-            fields[name] = FormField(content, about.get_filename())
+        if len(head) > MAX_HEAD_BYTES:
+            raise HTTPError(400, f"a field of the form has headers of {len(head)} bytes, at most {MAX_HEAD_BYTES}")
+        about = HeaderParser().parsestr(head.decode(errors="replace"))
+        found = dict(about.get_params([], header="content-disposition"))  # with `filename*` after `filename`
+        if "name" in found:
+            filename = _text(found["filename"]) if "filename" in found else None
+            fields[_text(found["name"])] = FormField(content, filename)
     return fields
+
+
+def _text(value: str | tuple[str | None, str | None, str]) -> str:
+    """Return a parameter's value as text; a tuple is RFC 5987's: character set, language, bytes.
+
+    Lone surrogates, which some character sets encode, become `?`: neither JSON nor SQLite has them.
+    """
+    text = value if isinstance(value, str) else collapse_rfc2231_value(value)
+    return text.encode(errors="replace").decode()

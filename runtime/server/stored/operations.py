@@ -23,7 +23,7 @@ _RESPONSE, _CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{co
 STORED: tuple[Row, ...] = (
     ("get", _RESPONSE, "Return a stored response", ResponseReply, None, (*_SALT, "stream")),
     ("delete", _RESPONSE, "Delete a response", Deleted, None, _SALT),
-    ("post", f"{_RESPONSE}/cancel", "Refuse to cancel a response that has ended", ResponseReply, None, _SALT),
+    ("post", f"{_RESPONSE}/cancel", "Cancel a response in the background", ResponseReply, None, _SALT),
     ("get", f"{_RESPONSE}/input_items", "List the input items of a response", ObjectList, None, _PAGED),
     ("post", "/v1/conversations", "Create a conversation", ConversationReply, ConversationRequest, _SALT),
     ("get", _CONVERSATION, "Return a conversation", ConversationReply, None, _SALT),

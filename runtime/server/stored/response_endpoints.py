@@ -18,6 +18,7 @@ from ..http.api_keys import api_key_of
 from ..models import Models
 from ..openai.kept_responses import NOT_KEPT
 from ..served import json_response
+from .background import StoredStatus, as_ended, as_lost
 from .lists import Deleted, page, require_parameters
 from .stored import Stored
 
@@ -32,28 +33,43 @@ async def response(models: Models, request: Request) -> Response:
     if request.query_params.get("stream", "false") != "false":
         raise InvalidParameter("stored responses cannot be streamed; remove stream", param="stream")
     if request.method == "GET":
+        is_running = stored.background.is_running(response_id)  # before reading: it may end in between
         content, _ = await stored.turns.response(scope, response_id)
-        return Response(content, media_type="application/json")
+        return _as_json(content if is_running else await asyncio.to_thread(as_lost, content))
     await stored.turns.delete(scope, response_id)
+    await stored.background.cancel(response_id)
     return json_response(Deleted(response_id, "response.deleted"))
 
 
 async def cancel(models: Models, request: Request) -> Response:
-    """`POST /v1/responses/{response_id}/cancel`: refuse, because only responses that have ended are stored.
+    """`POST /v1/responses/{response_id}/cancel`: cancel a response in the background; one that has ended stays.
 
     Raises:
         HTTPError: 400, as OpenAI's API for responses without `background`; 404, there is no such response.
     """
     require_parameters(request, SALT)
-    await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])
-    message = "the response has ended; to cancel a running one, close its connection"
-    raise HTTPError(400, message, code="response_ended")
+    stored, scope, response_id = stored_by(models), scope_of(request), request.path_params["response_id"]
+    content, _ = await stored.turns.response(scope, response_id)
+    if not StoredStatus.of(content).background:
+        message = "the response has ended; to cancel one without background, close its connection"
+        raise HTTPError(400, message, code="response_ended")
+    is_running = stored.background.is_running(response_id)
+    await stored.background.cancel(response_id)
+    content, _ = await stored.turns.response(scope, response_id)
+    if StoredStatus.of(content).is_running:
+        content = as_ended(content, "cancelled") if is_running else as_lost(content)
+        await stored.turns.change_response(scope, response_id, content)
+    return _as_json(content)
 
 
 async def input_items(models: Models, request: Request) -> Response:
     """`GET /v1/responses/{response_id}/input_items`: list the request's own items, without those it continued."""
     _, items = await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])
     return json_response(page(await asyncio.to_thread(msgspec.json.decode, items), request, SALT))
+
+
+def _as_json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def stored_by(models: Models) -> Stored:

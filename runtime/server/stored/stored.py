@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...memory import ForgetResult, Memory
 from ..server_options import ServerOptions
+from .background import BackgroundResponses
 from .batches import Batches
 from .conversations import Conversations
 from .database import Database
@@ -35,6 +36,7 @@ class Stored(Memory):
         self.database = Database(directory)
         limits = TurnLimits(MAX_TURNS, options.response_bytes, options.response_ttl_s)
         self.turns = Turns(self.database, limits)
+        self.background = BackgroundResponses()
         self.conversations = Conversations(self.database, self.turns)
         self.files = Files(self.database, max_bytes=options.response_bytes, ttl_s=options.response_ttl_s)
         self.batches = Batches(self.database, self.files)

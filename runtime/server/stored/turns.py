@@ -29,11 +29,8 @@ _NEVER_STORED: Final = (
     "is not stored here: it was created with store set to false, on another server, or by another client"
 )
 EXPIRY_S: Final = 60.0  # between two deletions of expired rows, which are not found anyway
-MAX_GONE: Final = 10_000  # deleted ids for which the reason is kept
-_IS_LEAF: Final = (
-    "NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.parent = turns.id) "
-    "AND NOT EXISTS (SELECT 1 FROM conversations WHERE head = turns.id)"
-)
+MAX_GONE: Final = 10_000  # deleted ids for which the reason is kept, up to EXPIRY_S longer if there are more
+_IS_HERE: Final = "id = ? AND owner = ? AND gone IS NULL"
 _PATH: Final = (
     "WITH RECURSIVE path(id, parent, depth) AS (SELECT id, parent, 0 FROM turns WHERE id = ? UNION ALL "
     "SELECT turns.id, turns.parent, depth + 1 FROM path JOIN turns ON turns.id = path.parent) "
@@ -41,34 +38,11 @@ _PATH: Final = (
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A turn to store.
-
-    Attributes:
-        id: unique id.
-        parent: id of the turn that it continues; None for a first turn.
-        namespace: namespace of the prefix cache.
-        items: the request's input, as a JSON array.
-        response: the response as JSON, or None.
-        setup: digest of everything that its prompt depends on, except the items.
-        token_ids: ids of prompt and reply; None if unknown, or of no use to later turns.
-    """
-
-    id: str
-    parent: str | None
-    namespace: bytes
-    items: bytes
-    response: bytes | None = None
-    setup: bytes | None = None
-    token_ids: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
 class Path:
     """The turns from the first to one to continue.
 
     Attributes:
-        head: id of the last turn.
+        head: id of the last turn; None if there are no turns.
         turns: items and response of each, in order.
         num_exact: number of first turns that `token_ids` covers.
         setup: as in `Turn`, of the last turn that `token_ids` covers.
@@ -82,11 +56,35 @@ class Path:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A turn to store.
+
+    Attributes:
+        id: unique id.
+        after: the turns that it continues.
+        namespace: namespace of the prefix cache.
+        items: the request's input, as a JSON array.
+        response: the response as JSON, or None.
+        setup: digest of everything that its prompt depends on, except the items.
+        token_ids: ids of prompt and reply; None if unknown, or of no use to later turns.
+    """
+
+    id: str
+    after: Path
+    namespace: bytes
+    items: bytes
+    response: bytes | None = None
+    setup: bytes | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class TurnLimits:
     """Limits of the stored turns.
 
     Attributes:
-        max_turns, max_bytes: over all clients. The client with the most loses its least recently used turns.
+        max_turns: turns and conversations of all clients. The client with the most loses those it used least recently.
+        max_bytes: likewise.
         ttl_s: seconds until an unused turn is deleted.
     """
 
@@ -105,14 +103,35 @@ class Turns:
         self._database, self.limits = database, limits
         self._expired_at = -math.inf
 
-    async def save(self, scope: CacheScope, make: Callable[[], Turn], *, conversation: str | None = None) -> bool:
+    async def save(
+        self, scope: CacheScope, make: Callable[[], Turn], *, conversation: str | None = None, replaces: bool = False
+    ) -> bool:
         """Store a turn, and make room for it. Returns False, with nothing stored, if its parent is gone.
 
         Args:
             make: makes the turn in the thread of the database, because items may be long.
             conversation: id of a conversation to append it to, after turns that were added in the meantime.
+            replaces: the turn was stored before it ended. Returns False if it is gone.
         """
-        return await self._database.run(lambda sql: self._save(sql, self._database.owner(scope), make(), conversation))
+
+        def save(sql: sqlite3.Connection) -> bool:
+            owner, turn = self._database.owner(scope), make()
+            if replaces and not sql.execute(f"DELETE FROM turns WHERE {_IS_HERE}", (turn.id, owner)).rowcount:
+                return False
+            return self._save(sql, owner, turn, conversation)
+
+        return await self._database.run(save)
+
+    async def change_response(self, scope: CacheScope, turn_id: str, response: bytes) -> None:
+        """Replace the response of a turn that was stored before it ended, unless it is gone."""
+
+        def change(sql: sqlite3.Connection) -> None:
+            sql.execute(
+                f"UPDATE turns SET num_bytes = num_bytes - length(response) + ?, response = ? WHERE {_IS_HERE}",
+                (len(response), response, turn_id, self._database.owner(scope)),
+            )
+
+        await self._database.run(change)
 
     async def response(self, scope: CacheScope, turn_id: str) -> tuple[bytes, bytes]:
         """Return the response of a turn and its input items, as JSON.
@@ -198,21 +217,17 @@ class Turns:
         rows = sql.execute(
             f"{_PATH} SELECT {columns} FROM path JOIN turns USING (id) ORDER BY depth DESC", (turn_id,)
         ).fetchall()
-        ids = np.zeros(0, "<u4")
-        num_exact, setup = 0, None
-        for place, (_, _, turn_setup, num_shared, own) in enumerate(rows, start=1):
-            if own is not None:
-                ids = np.concatenate([ids[:num_shared], np.frombuffer(own, "<u4")])
-                num_exact, setup = place, turn_setup
         turns = tuple((items, response) for items, response, *_ in rows)
-        return Path(turn_id, turns, num_exact, setup, tuple(ids.tolist()))
+        with_ids = [place for place, row in enumerate(rows, start=1) if row[4] is not None]
+        num_exact = with_ids[-1] if with_ids else 0
+        setup = rows[num_exact - 1][2] if with_ids else None
+        return Path(turn_id, turns, num_exact, setup, _joined([rows[place - 1][3:] for place in with_ids]))
 
     def add(self, sql: sqlite3.Connection, owner: bytes, turn: Turn) -> None:
         """Insert a turn whose parent exists."""
         num_shared, own = 0, None
         if turn.token_ids is not None:
-            earlier = np.array(self.path_to(sql, turn.parent).token_ids, "<u4")
-            ids = np.array(turn.token_ids, "<u4")
+            earlier, ids = np.array(turn.after.token_ids, "<u4"), np.array(turn.token_ids, "<u4")
             length = min(len(earlier), len(ids))
             unlike = np.flatnonzero(earlier[:length] != ids[:length])
             num_shared = int(unlike[0]) if len(unlike) else length
@@ -222,7 +237,7 @@ class Turns:
         sql.execute(
             "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?, ?, ?)",
             (
-                *(turn.id, turn.parent, owner, turn.namespace, now, now, num_bytes),
+                *(turn.id, turn.after.head, owner, turn.namespace, now, now, num_bytes),
                 *(turn.setup, num_shared, own, turn.items, turn.response),
             ),
         )
@@ -233,19 +248,25 @@ class Turns:
         if now >= self._expired_at + EXPIRY_S:
             self._expired_at = now
             self.expire(sql, now - self.limits.ttl_s)
+            sql.execute(
+                "DELETE FROM gone WHERE id IN (SELECT id FROM gone ORDER BY at DESC LIMIT -1 OFFSET ?)", (MAX_GONE,)
+            )
         while True:
-            count, num_bytes = sql.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM turns").fetchone()
+            count, num_bytes = sql.execute("SELECT num_rows, num_bytes FROM totals WHERE owner = x''").fetchone()
             if count <= self.limits.max_turns and num_bytes <= self.limits.max_bytes:
                 return
-            most = "count(*)" if count > self.limits.max_turns else "sum(num_bytes)"
-            (owner,) = sql.execute(f"SELECT owner FROM turns GROUP BY owner ORDER BY {most} DESC LIMIT 1").fetchone()
+            most = "num_rows" if count > self.limits.max_turns else "num_bytes"
+            (owner,) = sql.execute(
+                f"SELECT owner FROM totals WHERE owner != x'' ORDER BY {most} DESC LIMIT 1"
+            ).fetchone()
             self._evict(sql, owner)
 
     def prune(self, sql: sqlite3.Connection, turn_id: str | None) -> None:
         """Remove the row of a deleted turn and of deleted turns before it, unless later turns continue them."""
         while turn_id is not None:
             row = sql.execute(
-                f"SELECT parent FROM turns WHERE id = ? AND (gone IS NOT NULL OR response IS NULL) AND {_IS_LEAF}",
+                "SELECT parent FROM leaves JOIN turns USING (id) "
+                "WHERE id = ? AND (gone IS NOT NULL OR response IS NULL)",
                 (turn_id,),
             ).fetchone()
             if row is None:
@@ -258,9 +279,9 @@ class Turns:
             row = sql.execute("SELECT head FROM conversations WHERE id = ?", (conversation,)).fetchone()
             if row is None:
                 conversation = None  # it was deleted in the meantime
-            elif row[0] != turn.parent:
-                turn = Turn(turn.id, row[0], turn.namespace, turn.items, turn.response)
-        if turn.parent is not None and _row(sql, turn.parent) is None:
+            elif row[0] != turn.after.head:
+                turn = Turn(turn.id, Path(row[0]), turn.namespace, turn.items, turn.response)
+        if turn.after.head is not None and _row(sql, turn.after.head) is None:
             return False
         self.add(sql, owner, turn)
         if conversation is not None:
@@ -271,33 +292,29 @@ class Turns:
 
     def _hide(self, sql: sqlite3.Connection, owner: bytes, turn_id: str, why: Why) -> None:
         sql.execute("UPDATE turns SET gone = ? WHERE id = ?", (why, turn_id))
-        self._note(sql, owner, [turn_id], why)
+        self._note(sql, owner, turn_id, why)
         self.prune(sql, turn_id)
 
-    def _note(self, sql: sqlite3.Connection, owner: bytes, turn_ids: Sequence[str], why: Why) -> None:
-        now = self._database.clock()
-        rows = ((turn_id, owner, why, now) for turn_id in turn_ids)
-        sql.executemany("INSERT OR REPLACE INTO gone VALUES (?, ?, ?, ?)", rows)
-        sql.execute(
-            "DELETE FROM gone WHERE id IN (SELECT id FROM gone ORDER BY at DESC LIMIT -1 OFFSET ?)", (MAX_GONE,)
-        )
+    def _note(self, sql: sqlite3.Connection, owner: bytes, turn_id: str, why: Why) -> None:
+        row = (turn_id, owner, why, self._database.clock())
+        sql.execute("INSERT OR REPLACE INTO gone VALUES (?, ?, ?, ?)", row)
 
     def _evict(self, sql: sqlite3.Connection, owner: bytes) -> None:
         """Delete the last turn of an owner's least recently used conversation or chain of responses."""
         leaf = sql.execute(
-            f"SELECT id, used_at FROM turns WHERE owner = ? AND {_IS_LEAF} ORDER BY used_at, created_at LIMIT 1",
-            (owner,),
+            "SELECT id, used_at FROM leaves WHERE owner = ? ORDER BY used_at, created_at LIMIT 1", (owner,)
         ).fetchone()
         oldest = sql.execute(
-            "SELECT id, head, used_at FROM conversations WHERE owner = ? AND head IS NOT NULL ORDER BY used_at LIMIT 1",
-            (owner,),
+            "SELECT id, head, used_at FROM conversations WHERE owner = ? ORDER BY used_at LIMIT 1", (owner,)
         ).fetchone()
         if leaf is not None and (oldest is None or leaf[1] <= oldest[2]):
             self._hide(sql, owner, leaf[0], "evicted")
-        else:
-            assert oldest is not None, "turns without an end"
-            sql.execute("DELETE FROM conversations WHERE id = ?", oldest[:1])
-            self._hide(sql, owner, oldest[1], "evicted")
+            return
+        assert oldest is not None, "turns without an end"
+        conversation_id, head, _ = oldest
+        sql.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
+        if head is not None:
+            self._hide(sql, owner, head, "evicted")
 
     def _remove_below(self, sql: sqlite3.Connection, root: str) -> None:
         """Delete a turn, all turns that continue it, and their conversations."""
@@ -305,9 +322,27 @@ class Turns:
         for turn_id, owner in _below(sql, root):
             sql.execute("DELETE FROM conversations WHERE head = ?", (turn_id,))
             sql.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
-            self._note(sql, owner, [turn_id], "forgotten")
+            self._note(sql, owner, turn_id, "forgotten")
         if found is not None:
             self.prune(sql, found[0])
+
+
+def _joined(rows: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
+    """Return the token ids of the last turn of a path.
+
+    Args:
+        rows: of each turn with ids, how many of its first are those of the turn before, and the others.
+
+    >>> _joined([(0, bytes([1, 0, 0, 0, 2, 0, 0, 0])), (1, bytes([3, 0, 0, 0]))])
+    (1, 3)
+    """
+    parts = list[np.ndarray]()
+    end: int | None = None  # of the ids that later turns share
+    for num_shared, own in reversed(rows):
+        if end is None or num_shared < end:
+            parts.append(np.frombuffer(own, "<u4")[: None if end is None else end - num_shared])
+            end = num_shared
+    return tuple(np.concatenate([np.zeros(0, "<u4"), *reversed(parts)]).tolist())
 
 
 def _row(sql: sqlite3.Connection, turn_id: str) -> Any:

@@ -13,6 +13,7 @@ from bench.machine import Origin
 from bench.peers.contestants import OURS
 from bench.peers.scenarios import FIGURES, SIZE_FIGURES
 from bench.report import engine
+from bench.report.adapters import adapters
 from bench.report.peers import peers as section
 from bench.report.peers import sizes, vectors
 from bench.results import add_run, read_results, write_results
@@ -62,6 +63,23 @@ def test_a_request_is_held_against_the_engine_that_has_as_many_callers(lines: Li
         "| whole | 4.50 | 1.50 |",
         "| engine, 8 at once | 10.00 |  |",
         "| whole, 8 at once | 13.00 | 3.00 |",
+    ]
+
+
+def test_the_cost_of_adapters_is_held_against_their_bytes(lines: Lines) -> None:
+    base = {"step": "base", "adapter_bytes": 0, "median_s": 0.02, "least_s": 0.018, "ratio": [1.0, 1.0, 1.0]}
+    eight = {"step": "8", "adapter_bytes": 50_000_000, "median_s": 0.03, "least_s": 0.02, "ratio": [1.4, 1.5, 1.6]}
+    run = {
+        "rank": 16,
+        "num_rows": 8,
+        "num_past": 200,
+        "step_bytes": 100_000_000,
+        "steps": [base, eight],
+        "origin": asdict(Origin.of_this_process()),
+    }
+    assert lines(adapters({"runs": {"small, f16": run}})) == [
+        "| base | 20.00 | 18.00 | **1.00** | 1.00-1.00 | 1.00 | 100.0 | 0.0 |  |",
+        "| 8 | 30.00 | 20.00 | **1.50** | 1.40-1.60 | 1.50 | 100.0 | 50.0 | 25.0 |",
     ]
 
 

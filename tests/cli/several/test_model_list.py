@@ -18,6 +18,7 @@ aliases = ["gpt-4o", "*"]
 pinned = true
 kv-cache-gb = 2
 idle-work = false
+lora = {sql = "sql-adapter", law = "/"}
 strict = true
 cors-origin = ["https://a.example", "https://b.example"]
 chat-template-kwargs = {enable_thinking = false}
@@ -51,11 +52,14 @@ def test_names_and_folders_are_taken_in_order(tmp_path: Path) -> None:
 
 def test_a_toml_file_has_models_with_options_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").touch()
+    (tmp_path / "sql-adapter").mkdir()
     (tmp_path / "models.toml").write_text(TOML)
     big, other = read_models([str(tmp_path / "models.toml")])
     assert (big.client_name, big.aliases, big.is_pinned) == ("big", ("gpt-4o", "*"), True)
     assert big.source == str(tmp_path / "b.gguf"), "beside the file"
+    assert big.loras == {"sql": str(tmp_path / "sql-adapter"), "law": "/"}, "beside the file, or elsewhere"
     assert big.flags == [
+        *("--lora", f"sql={tmp_path / 'sql-adapter'}", "--lora", "law=/"),
         *("--kv-cache-gb", "2", "--no-idle-work", "--strict"),
         *("--cors-origin", "https://a.example", "--cors-origin", "https://b.example"),
         *("--chat-template-kwargs", '{"enable_thinking": false}'),
@@ -67,6 +71,7 @@ def test_a_toml_file_has_models_with_options_of_their_own(tmp_path: Path) -> Non
     flags = [flag for flag in big.flags if not flag.startswith(("--cors", "https"))]
     params = parsed_flags(command, big.source, flags, big.place)
     assert (params["kv_cache_bytes"], params["idle_work"], params["is_strict"]) == (2_000_000_000, False, True)
+    assert params["loras"] == big.loras
     assert params["template_kwargs"] == {"enable_thinking": False}
 
 
@@ -81,6 +86,10 @@ def test_a_toml_file_has_models_with_options_of_their_own(tmp_path: Path) -> Non
         ("[[model]]\nsource = 'smollm2'\naliases = 'a'", "aliases is 'a'; it must be a list of texts"),
         ("[[model]]\nsource = 'smollm2'\npinned = 'yes'", "pinned is 'yes'; it must be true or false"),
         ("[[model]]\nsource = 'smollm2'\npinned = 1", "pinned is 1"),
+        ("[[model]]\nsource = 'smollm2'\nlora = 'a=b'", "lora is 'a=b'; it must be a table of paths"),
+        ("[[model]]\nsource = 'smollm2'\nlora = {a = 1}", "lora has 'a' = 1; give a name without '=', and a path"),
+        ("[[model]]\nsource = 'smollm2'\nlora = {'a=b' = '/'}", "lora has 'a=b' = '/'; give a name without '='"),
+        ("[[model]]\nsource = 'smollm2'\nlora = {a = 'b'}", "the LoRA adapter 'a' is 'b', which does not exist"),
         ("model = [1]", "[[model]] tables"),
         ("model = ['smollm2']", "[[model]] tables"),
         ("[[model", "cannot be read"),
@@ -113,7 +122,7 @@ def test_what_does_not_exist_is_said_with_its_place(tmp_path: Path) -> None:
         (["--port", "1"], "port is for the whole server"),
         (["--model-id", "x"], "model-id is for the whole server"),
         (["--draft", "nowhere"], "does not exist"),
-        (["--lora", "a=adapter"], "adapters are not for --models yet"),
+        (["--lora", "adapter"], "give NAME=PATH"),
         (["--store-gb", "1"], "--store-gb is given and --store is not"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_name_is_of_the_hub_or_the_alias_and_never_a_path(tmp_path: Path) -> N
     ):
         assert pulled.spec_of(name) == ModelSpec(name, source)
     paths = (str(tmp_path / "x.gguf"), "x.gguf", "hf:a/../b", "hf:a/b.radixlm", "hf:a/b@c.radixlm")
-    for name in ("", "llama3.2", "hf:", "hf:name", "hf:a/b c", "hf:a/b/c", *paths):
+    for name in ("", "llama3.2", "hf:", "hf:name", "hf:a/b c", "hf:a/b\0c", "hf:a/b/c", *paths):
         with pytest.raises(HTTPError, match="hub") as refused:
             pulled.spec_of(name)
         assert refused.value.status == 404

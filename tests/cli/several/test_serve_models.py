@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -15,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from click.testing import CliRunner
 from radixlm.cli.serve import GIVEN, command
+from radixlm.cli.several import serve_models
+from radixlm.cli.several.model_list import ModelEntry
 from radixlm.cli.several.worker_flags import WorkerFlags, shared_flags, worker_environment
+from radixlm.runtime.artifact.lora import LoraGroup, LoraInfo, LoraMatrix, LoraSource
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.router.model_row import ModelSpec
+
+from ...runtime.server.real_server import open_fake_artifact
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HISTORY = [{"role": "user", "content": "once there was a tree, and in the tree there was a bird, and once it sang"}]
@@ -139,6 +146,28 @@ def test_models_come_and_go_lose_no_prefix_and_one_that_is_killed_harms_no_other
         until(lambda: not any(map(is_alive, workers)))
 
 
+def test_the_adapters_of_a_model_are_checked_and_counted_before_anything_listens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = ModelEntry("one.radixlm", loras={"sql": str(tmp_path), "law": str(tmp_path)}, place="models.toml, model 3")
+    manifest = open_fake_artifact().manifest
+    room = LoraInfo(max_loras=2, max_rank=16, dtype="f16", groups=(LoraGroup(num_inputs=64, matrices=(MATRIX,)),))
+    found = []
+    for lora in (room, msgspec.UNSET):
+        monkeypatch.setattr(
+            serve_models, "read_manifest", lambda path, lora=lora: msgspec.structs.replace(manifest, lora=lora)
+        )
+        if not lora:
+            with pytest.raises(InvalidParameter, match=r"models.toml, model 3: the artifact has no room .* are 2"):
+                serve_models._spec(command, entry, [], None, BUDGET)
+            entry = dataclasses.replace(entry, loras={})
+        found.append(serve_models._spec(command, entry, ["--kv-cache-gb", "0.001"], None, BUDGET))
+    assert found[0].listed == ("one", "one:sql", "one:law") and found[1].listed == ("one",)
+    assert found[0].needed_bytes == found[1].needed_bytes + 2 * room.adapter_bytes
+
+
+BUDGET = 1_000_000_000
+MATRIX = LoraMatrix(name="q_proj.weight", num_outputs=64, huggingface=LoraSource(name="q_proj.weight"))
 STREAM = {"stream": True, "max_tokens": 200}
 
 
@@ -181,7 +210,7 @@ def test_a_signal_while_a_model_loads_is_a_clean_stop(
     [
         (["--models", "a.radixlm", "--record", "file"], "--record is for one model"),
         (["a.radixlm", "b.radixlm", "--draft", "."], "--draft is for one model"),
-        (["--models", "a.radixlm", "--lora", "a=adapter"], "--lora: adapters are not for --models yet"),
+        (["--models", "a.radixlm", "--lora", "a=b"], "--lora is for one model; set lora = ... in a TOML file"),
         (["--models", "nowhere"], "nowhere does not exist"),
         (["a.radixlm", "--unload-after", "5"], "--unload-after is for several models"),
         ([], "give a MODEL to serve"),

@@ -19,11 +19,12 @@ from radixlm.compile.lora_layout import lora_layout
 from radixlm.compile.sources.huggingface import huggingface_settings
 from radixlm.runtime.artifact.lora import LoraDType, LoraInfo
 from radixlm.runtime.errors import InvalidAdapter, InvalidParameter
+from radixlm.runtime.lora import tensor_files
 from radixlm.runtime.lora.adapter_files import read_adapter
 from radixlm.runtime.lora.adapters import Adapters
 from radixlm.runtime.lora.tensor_files import read_safetensors
 from radixlm.runtime.model.memory import AdapterRows
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from ...goldens.tiny_adapters import TinyAdapter
 
@@ -84,7 +85,7 @@ def test_bf16_is_rounded_to_the_nearest(values: list[float]) -> None:
 @pytest.mark.parametrize(("dtype", "number"), [("f16", 65520.0), ("bf16", np.finfo(np.float32).max)])
 def test_numbers_beyond_the_type_are_refused(dtype: LoraDType, number: float, tmp_path: Path) -> None:
     folder = LLAMA.write_peft(tmp_path / "a")
-    tensors = dict(read_safetensors(folder / "adapter_model.safetensors"))
+    tensors = load_file(folder / "adapter_model.safetensors")
     tensors[f"{FIRST}.lora_B.weight"] = np.full_like(tensors[f"{FIRST}.lora_B.weight"], number)
     save_file(tensors, folder / "adapter_model.safetensors")
     with pytest.raises(InvalidAdapter, match=rf"q_proj.* has numbers beyond {dtype}; .* --lora-dtype f32"):
@@ -118,7 +119,7 @@ def test_types_of_files_are_read(tmp_path: Path) -> None:
     kinds = {"f32": values, "f16": values.astype(np.float16), "bf16": values.astype(ml_dtypes.bfloat16)}
     save_file(kinds, tmp_path / "tensors.safetensors")
     found = read_safetensors(tmp_path / "tensors.safetensors")
-    assert all(np.array_equal(found[kind], values) and found[kind].dtype == np.float32 for kind in kinds)
+    assert all(np.array_equal(found[kind].values, values) and found[kind].values.dtype == np.float32 for kind in kinds)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ Edit = Callable[[dict[str, np.ndarray]], object]
 )
 def test_damaged_adapters_are_refused(edit: Edit, why: str, tmp_path: Path) -> None:
     folder = LLAMA.write_peft(tmp_path / "a")
-    tensors = dict(read_safetensors(folder / "adapter_model.safetensors"))
+    tensors = load_file(folder / "adapter_model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "adapter_model.safetensors")
     with pytest.raises(InvalidAdapter, match=why):
@@ -186,7 +187,7 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapter, match="has 64 outputs of 64 inputs; use the adapter's own model"):
         loaded({"a": TinyAdapter("llama3").write_peft(tmp_path / "a")})
     deeper = TinyAdapter("llama").write_peft(tmp_path / "b")
-    tensors = read_safetensors(deeper / "adapter_model.safetensors")
+    tensors = load_file(deeper / "adapter_model.safetensors")
     save_file(
         {name.replace("layers.1.", "layers.7."): values for name, values in tensors.items()},
         deeper / "adapter_model.safetensors",
@@ -245,6 +246,32 @@ def test_a_model_is_refused_before_its_tensors_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["peft", "gguf"])
+def test_a_file_is_opened_once_and_each_tensor_read_once_and_none_for_the_rank(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = LLAMA.write_peft(tmp_path / "a") if kind == "peft" else LLAMA.write_gguf(tmp_path / "a.gguf")
+    opened, converted = list[Path](), list[int]()
+    open_, (dtype, convert) = Path.open, tensor_files._FLOATS["F32"]
+
+    def opening(path: Path, *arguments: Any) -> Any:
+        opened.append(path)
+        return open_(path, *arguments)
+
+    def converting(values: np.ndarray) -> np.ndarray:
+        converted.append(len(values))
+        return convert(values)
+
+    monkeypatch.setattr(Path, "open", opening)
+    monkeypatch.setitem(tensor_files._FLOATS, "F32", (dtype, converting))
+    adapter = read_adapter(path)
+    assert adapter.rank == 5 and converted == []
+    opened.clear()
+    loaded({"a": path})
+    assert sorted(opened) == (sorted(path.iterdir()) if kind == "peft" else [path])
+    assert len(converted) == 2 * len(adapter.changes)
+
+
+@pytest.mark.parametrize("kind", ["peft", "gguf"])
 def test_a_cut_file_is_one_error(kind: str, tmp_path: Path) -> None:
     folder = LLAMA.write_peft(tmp_path / "a") if kind == "peft" else tmp_path
     file = folder / "adapter_model.safetensors" if kind == "peft" else LLAMA.write_gguf(tmp_path / "a.gguf")
@@ -257,8 +284,8 @@ def test_a_cut_file_is_one_error(kind: str, tmp_path: Path) -> None:
 
 def test_a_config_that_is_no_object_is_one_error(tmp_path: Path) -> None:
     folder = LLAMA.write_peft(tmp_path / "a")
-    for text in ("", "[]", "{", json.dumps({"r": 1})):
-        (folder / "adapter_config.json").write_text(text)
+    for text in (b"", b"[]", b"{", json.dumps({"r": 1}).encode(), b'{"x":' + b"[" * 10_000, b'{"x": "\xff"}'):
+        (folder / "adapter_config.json").write_bytes(text)
         with pytest.raises(InvalidAdapter, match=r"adapter_config.json is not PEFT's"):
             read_adapter(folder)
 

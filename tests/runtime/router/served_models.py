@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -31,6 +32,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..server.conftest import FakeEngine
 
 KEYS = ("key-one", "key-two")
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something has happened."""
+    while not is_so():
+        await asyncio.sleep(0.001)
 
 
 class UnixServer:
@@ -114,6 +121,10 @@ class Models:
     engines: dict[str, FakeEngine]
     loaded: list[FakeServer] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    loading: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.loading.set()
 
     def of(self, name: str) -> FakeServer:
         """The server of a loaded model."""
@@ -126,9 +137,10 @@ class Models:
         return [row.state for row in self.table.rows]
 
 
-def engine_of(name: str) -> FakeEngine:
+def engine_of(name: str, loras: Sequence[str] = ()) -> FakeEngine:
     """An engine that says its name."""
-    return FakeEngine(words=[f"I am {name}", ", said", " once", "."])
+    adapters = SimpleNamespace(names=tuple(loras), named=lambda name: SimpleNamespace(digest=name))
+    return FakeEngine(words=[f"I am {name}", ", said", " once", "."], adapters=adapters)
 
 
 @asynccontextmanager
@@ -138,7 +150,7 @@ async def models(
     """A router of these models."""
     options = options or ServerOptions()
     with tempfile.TemporaryDirectory(prefix="rlm-") as folder:
-        engines = {spec.name: engine_of(spec.name) for spec in specs}
+        engines = {spec.name: engine_of(spec.name, spec.loras) for spec in specs}
         headers = [(b"authorization", f"Bearer {key}".encode()) for key in options.api_keys[:1]]
 
         number = count()
@@ -151,6 +163,7 @@ async def models(
                 """or to free."""
 
             async def load(self, spec: ModelSpec, progressed: Callable[[str, float | None], None]) -> FakeServer:
+                await found.loading.wait()
                 if spec.name in found.broken:
                     raise ModelFailed(f"{spec.name} is broken")
                 progressed("compile", 0.5)

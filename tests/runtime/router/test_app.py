@@ -93,13 +93,52 @@ def test_a_name_that_no_model_has_is_404_and_loads_nothing() -> None:
     run(play)
 
 
-def test_a_request_that_names_none_or_is_broken_is_the_first_models() -> None:
+def test_a_request_that_names_none_is_the_first_models() -> None:
     async def play(found: Models) -> None:
-        answer = await found.client.post("/v1/chat/completions", json=CHAT)
-        assert answer.json()["model"] == "small" and found.states == ["loaded", "unloaded"]
-        for body in (b"{", b"[]", b'{"model": 7}', b"\xff", b'{"model": "small", "messages": 1}', b"[" * 100_000):
-            broken = await found.client.post("/v1/chat/completions", content=body)
-            assert broken.status_code == 400
+        for body in (CHAT, CHAT | {"model": 7}):
+            answer = await found.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == (404 if "model" in body else 200)
+            assert found.states == ["loaded", "unloaded"]
+
+    run(play)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/models/load", "/api/pull"])
+def test_a_body_that_is_no_json_is_refused_and_loads_nothing(path: str) -> None:
+    async def play(found: Models) -> None:
+        for body in (
+            *(b"{", b"[]", b'"large"', b"\xff", b"[" * 50_000, b'{"model": "large", "x": NaN}', b'{"model": "a'),
+            *(b'{"model": "large", "keep_alive": 1e999}', b'{"model": "large", "keep_alive": %s}' % (b"1" * 5000)),
+        ):
+            refused = await found.client.post(path, content=body)
+            is_whole = path in ("/models/load", "/api/pull") and b"keep_alive" in body  # which does not read it
+            assert is_whole or (refused.status_code == 400 and "error" in refused.json()), body
+        assert found.states == ["unloaded", "unloaded"] or path in ("/models/load", "/api/pull")
+        compressed = await found.client.post(path, content=b"x", headers={"content-encoding": "gzip"})
+        assert compressed.status_code == 400 and "uncompressed" in compressed.text
+
+    run(play)
+
+
+def test_a_body_with_lone_surrogates_goes_to_the_model_that_it_names() -> None:
+    async def play(found: Models) -> None:
+        for half in (rb"\ud83d", rb"\udc00", b"\xed\xa0\xbd"):
+            body = b'{"model": "small", "model": "large", "messages": [{"role": "user", "content": "%s"}]}' % half
+            answer = await found.client.post("/v1/chat/completions", content=body)
+            assert answer.status_code == 200 and answer.json()["model"] == "large"
+            for path in ("/models/load", "/api/pull"):
+                answer = await found.client.post(path, content=b'{"model": "%s"}' % half)
+                assert answer.status_code == 400
+        assert found.states == ["unloaded", "loaded"]
+
+    run(play)
+
+
+def test_a_form_is_the_first_models() -> None:
+    async def play(found: Models) -> None:
+        form = {"file": ("a.jsonl", b"{}"), "purpose": (None, b"batch")}
+        assert (await found.client.post("/v1/files", files=form)).status_code in (200, 404)
+        assert found.states == ["loaded", "unloaded"]
 
     run(play)
 

@@ -411,6 +411,10 @@ def test_two_models_have_no_name_in_common_and_there_is_one_at_least() -> None:
         ModelTable([one, other], Machine())
     with pytest.raises(InvalidParameter, match="no model"):
         ModelTable([], Machine())
+    table = ModelTable([one], Machine())
+    with pytest.raises(InvalidParameter, match="two models have the name 'a'"):
+        table.add(other)
+    assert table.named("b") is None, "it was not added"
 
 
 def test_a_name_that_no_model_has_is_the_one_of_a_model_that_takes_any() -> None:

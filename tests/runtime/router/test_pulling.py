@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.runtime.router.model_row import ModelSpec
+from radixlm.runtime.router.pulling import Pulling
 from radixlm.runtime.server.errors import HTTPError
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
-from .served_models import Models, models
+from .served_models import Models, models, until
 
 SMALL = ModelSpec("small", source="", aliases=("*",))
 ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -119,7 +122,7 @@ def test_clients_that_pull_the_same_model_have_it_loaded_once_and_one_that_leave
 
     async def play(found: Models) -> None:
         pulls = [asyncio.create_task(pull(found, "new")) for _ in range(4)]
-        await asyncio.sleep(0.01)
+        await until(lambda: len(found.table.rows) == 2)
         pulls[0].cancel()
         for answer in await asyncio.gather(*pulls[1:]):
             assert answer[-1] == {"status": "success"}
@@ -135,10 +138,9 @@ def test_a_model_is_deleted_when_its_requests_have_ended_and_the_only_one_is_not
         engine = found.engines["new"]
         engine.go_on.clear()
         asked = asyncio.create_task(found.client.post("/v1/chat/completions", json=ASKED | {"model": "new"}))
-        while not engine.asked:
-            await asyncio.sleep(0.001)
+        await until(lambda: bool(engine.asked))
         deleting = asyncio.create_task(delete(found, "new"))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(found.table.rows) == 1)
         assert not deleting.done() and (await delete(found, "new"))[0] == 404, "no other request finds it"
         engine.go_on.set()
         assert (await asked).json()["choices"][0]["message"]["content"] == "I am new, said once."
@@ -156,20 +158,54 @@ def test_a_model_that_is_pulled_again_while_it_is_deleted_is_kept() -> None:
         engine = found.engines["new"]
         engine.go_on.clear()
         asked = asyncio.create_task(found.client.post("/v1/chat/completions", json=ASKED | {"model": "new"}))
-        while not engine.asked:
-            await asyncio.sleep(0.001)
+        await until(lambda: bool(engine.asked))
         deleting = asyncio.create_task(delete(found, "new"))
-        while len(found.table.rows) == 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(found.table.rows) == 1)
         assert library.pulled == [], "a restart does not bring it back"
         pulling = asyncio.create_task(pull(found, "new"))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(found.table.rows) == 2)
         engine.go_on.set()
         await asked
         assert (await deleting)[0] == 200 and (await pulling)[-1] == {"status": "success"}
         assert (library.pulled, library.removed, found.states) == (["new"], [], ["unloaded", "loaded"])
 
     run(play, library, SMALL, ModelSpec("new", source="hf:new"))
+
+
+def test_the_last_model_is_not_deleted_while_another_may_fail_to_load() -> None:
+    async def play(found: Models) -> None:
+        found.broken.add("bad")
+        found.loading.clear()
+        pulling = asyncio.create_task(pull(found, "bad"))
+        await until(lambda: len(found.table.rows) == 2)
+        deleting = await delete(found, "one")
+        found.loading.set()
+        assert deleting[0] == 409 and (await pulling)[-1] == {"error": "bad is broken"}
+        assert await names(found) == ["one:latest"]
+
+    run(play, FakeLibrary(["one"]), ModelSpec("one", source="hf:one"))
+
+
+def test_a_pull_that_fails_before_its_first_line_is_told() -> None:
+    async def play(found: Models) -> None:
+        pulling = Pulling(found.table, FakeLibrary())  # type: ignore[arg-type]
+        found.broken.add("bad")
+        request = Request({"type": "http", "method": "POST", "path": "/api/pull", "headers": []}, body_of("bad"))
+        answer = await pulling.pull(request)
+        assert isinstance(answer, StreamingResponse)
+        await until(lambda: len(found.table.rows) == 1)
+        await asyncio.sleep(0)  # its last callback
+        lines = [json.loads(bytes(line)) async for line in answer.body_iterator]  # type: ignore[arg-type]
+        assert lines[-1] == {"error": "bad is broken"}
+
+    run(play, None)
+
+
+def body_of(name: str) -> Callable[[], Awaitable[dict[str, Any]]]:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"model": name}).encode()}
+
+    return receive
 
 
 def test_one_model_stays_when_two_are_deleted_at_once() -> None:

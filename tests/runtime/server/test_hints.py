@@ -76,7 +76,7 @@ def test_no_field_of_one_endpoint_is_taken_for_a_misspelt_one_of_another(path: s
             assert "you mean" not in str(error), error
 
 
-TAKE_NOTHING = {CHAT: {"audio", "prediction", "web_search_options"}, RESPONSES: {"background", "prompt"}}
+TAKE_NOTHING = {CHAT: {"audio", "prediction", "web_search_options"}, RESPONSES: {"prompt"}}
 
 
 @pytest.mark.parametrize("path", OF_A_MODEL)
@@ -96,11 +96,6 @@ def test_a_field_that_takes_nothing_is_refused_with_the_advice_of_the_table(clie
 def test_a_misspelt_field_of_a_message_is_named(client: TestClient) -> None:
     message = refusal(client, CHAT, {"messages": [{"role": "user", "contents": "Hi"}]})
     assert message == "unknown field `messages.contents`; did you mean `content`?"
-
-
-def test_background_is_refused_with_what_to_do_instead(client: TestClient) -> None:
-    message = refusal(client, RESPONSES, {"input": "Hi", "background": True})
-    assert message == f"unsupported field `background`; {REFUSED['background'].advice}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -120,3 +121,19 @@ def test_roles_come_in_capitals_and_content_may_be_null() -> None:
     assert told({"role": "User", "content": None}) == [{"role": "user", "content": ""}]
     assert told({"role": "developer", "content": "Be brief."})[0]["role"] == "system"
     assert told({"role": "assistant", "content": "Yes.", "thinking": "Hm."})[0]["reasoning_content"] == "Hm."
+
+
+def test_many_results_are_matched_without_looking_through_all_calls() -> None:
+    counts = []
+    for num_calls in (50, 200):
+        calls = [call("read", {"a": number}) for number in range(num_calls)]
+        results = [result(tool_name="read") if number % 2 else result(tool_call_id="x") for number in range(num_calls)]
+        messages = msgspec.convert([said(*calls), *results], list[OllamaMessage])
+        events = list[str]()
+        sys.setprofile(lambda frame, event, argument, seen=events: seen.append(event))
+        try:
+            for_template(messages)
+        finally:
+            sys.setprofile(None)
+        counts.append(len(events))
+    assert counts[1] < 5 * counts[0]

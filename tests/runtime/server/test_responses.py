@@ -123,7 +123,6 @@ def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
         ({"input": True}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"background": True}, "background"),
         ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
         ({"max_output_tokens": -3}, "max_output_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),

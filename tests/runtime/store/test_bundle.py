@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import stat
 import struct
@@ -57,7 +58,7 @@ def test_the_same_pages_give_the_same_bytes(bundle: Path, tmp_path: Path) -> Non
 
 
 def test_a_bundle_is_its_owners_alone_as_the_store_is(tmp_path: Path) -> None:
-    (tmp_path / "bundle.new").write_bytes(b"left by an export that was killed")
+    (tmp_path / f"bundle.{os.getpid()}.new").write_bytes(b"left by an export that was killed")
     with PageStore.open(tmp_path / "here", IDENTITY, max_bytes=MAX_BYTES) as store:
         store.put(HEADS, payload(HEADS))
         export_bundle(store, HEADS, tmp_path / "bundle")

@@ -6,8 +6,6 @@ Knows the file: a calibration of another artifact or version, or a changed one, 
 from __future__ import annotations
 
 import hashlib
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,7 +13,7 @@ import msgspec
 
 from ....artifact.manifest import UNSEALED, Manifest
 from ....errors import InvalidParameter
-from ....system import sync_file
+from ....system import replaced
 
 NAME: Final = "calibration.json"
 _MAX_BYTES: Final = 1 << 20
@@ -105,16 +103,9 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         data = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self, digest=UNSEALED)), indent=2)
         sealed = data.replace(UNSEALED.encode(), hashlib.sha256(data).hexdigest().encode())
-        path, unnamed = directory / NAME, directory / f"{NAME}.{os.getpid()}.new"
-        try:
-            with unnamed.open("wb") as file:
-                file.write(sealed)
-                file.flush()
-                sync_file(file.fileno())
-            os.replace(unnamed, path)
-        finally:
-            with suppress(OSError):
-                unnamed.unlink(missing_ok=True)
+        path = directory / NAME
+        with replaced(path) as file:
+            file.write(sealed)
         return path
 
 

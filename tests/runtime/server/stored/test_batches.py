@@ -143,6 +143,38 @@ def test_a_batch_that_is_cancelled_keeps_its_answers(looping: TestClient, engine
     assert looping.post(f"/v1/batches/{batch['id']}/cancel").status_code == 409
 
 
+def test_a_batch_that_waits_for_a_busy_server_can_be_cancelled(
+    looping: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_refused = 0
+    monkeypatch.setattr("radixlm.runtime.server.stored.batch_runner.RETRY_S", 0.01)
+
+    def refusing(*args: Any, **more: Any) -> Any:
+        nonlocal num_refused
+        num_refused += 1
+        raise EngineOverloaded(1, 1, 1)
+
+    monkeypatch.setattr(engine, "stream", refusing)
+    batch = begin(looping, line("a"), line("b"))
+    wait_until(lambda: num_refused > 2)
+    assert looping.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+    assert ended(looping, batch)["status"] == "cancelled"
+
+
+def test_a_batch_whose_processing_failed_can_be_cancelled(looping: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any) -> Any:
+        failed.append(args)
+        raise ZeroDivisionError
+
+    failed = list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr("radixlm.runtime.server.stored.batch_runner.lines_of", failing)
+        batch = begin(looping, line("a"))
+        wait_until(lambda: bool(failed))
+    assert looping.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+    assert ended(looping, batch)["status"] == "cancelled"
+
+
 def test_each_line_of_a_batch_that_expires_is_in_one_of_its_files(
     looping: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +288,15 @@ def test_a_file_is_told_listed_read_and_deleted(engine: FakeEngine) -> None:
     assert upload(client, content, purpose="x").status_code == 400
     assert client.post("/v1/files", json={}).status_code == 400
     assert upload(client, content).status_code == 200
+
+
+def test_the_number_of_files_is_limited_also_of_empty_ones(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.runtime.server.stored.files.MAX_FILES", 2)
+    client = TestClient(create_app(engine))  # type: ignore[arg-type]
+    made = [upload(client) for _ in range(3)]
+    assert [each.status_code for each in made] == [200, 200, 413]
+    assert client.delete(f"/v1/files/{made[0].json()['id']}").status_code == 200
+    assert upload(client).status_code == 200
 
 
 @given(content=st.binary(max_size=60), name=st.text("ab.é ", min_size=1, max_size=8))
