@@ -162,7 +162,7 @@ def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return
-    if report.template_fault is not None and report.manifest.embedding is None:
+    if report.template_fault is not None and report.manifest.writes_text:
         click.secho(f"The model supports completions, but not chats: {report.template_fault}", err=True)
     if quantize == "keep":  # for other quantizations, `inspect` shows the errors
         for tensor in report.rounded:

@@ -405,6 +405,7 @@ class _ArtifactPlan:
             files=files,
             embedding=source.embedding,
             reranking=source.reranking,
+            pairs=source.pairs,
             lora=msgspec.UNSET if self.lora is None else self.lora,
         )
 

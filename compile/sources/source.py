@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self, TypeVar
 import msgspec
 from radixlm.runtime.artifact.manifest import USUAL_SAMPLING, SamplingDefaults, SourceInfo
 from radixlm.runtime.artifact.model_config import ModelConfig
-from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, RerankingInfo
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, PairTemplate, RerankingInfo
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 from ..weights.quantization import Float32, Weight, WeightPlanes
@@ -61,7 +61,12 @@ class Source(Protocol):
 
     @property
     def reranking(self) -> RerankingInfo | None:
-        """The way documents are scored by its logits; None if it is no reranker."""
+        """The way documents are scored by its logits; None if it does not do so."""
+        ...
+
+    @property
+    def pairs(self) -> PairTemplate | None:
+        """The tokens around a query and a document; None if it has no head that scores pairs."""
         ...
 
     def tensors(self) -> Mapping[str, TensorInfo]:
