@@ -83,6 +83,11 @@ class ProgressDisplay:
             if begins or now - self._shown >= self._output.interval_s:
                 self._show(now)
 
+    def say(self, line: str) -> None:
+        """Write a line above the progress."""
+        with self._lock:
+            self._write(lambda: self._output.say(line))
+
     def tick(self) -> None:
         """Update the time, if the last line is old enough."""
         with self._lock:

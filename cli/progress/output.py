@@ -45,6 +45,8 @@ class Output(Protocol):
 
     def end_stage(self, status: Status) -> None: ...
 
+    def say(self, line: str) -> None: ...
+
     def close(self, status: Status, *, is_done: bool) -> None: ...
 
 
@@ -63,6 +65,9 @@ class ProgressLines:
     def end_stage(self, status: Status) -> None:
         done = f"{status.stage}: done in {status.stage_s:.1f} s"
         self._write(done, status.rate, f"{status.fraction:.0%}", minutes(status.elapsed_s))
+
+    def say(self, line: str) -> None:
+        self._write(line)
 
     def close(self, status: Status, *, is_done: bool) -> None: ...
 
@@ -90,11 +95,20 @@ class TerminalLine:
     def close(self, status: Status, *, is_done: bool) -> None:
         """End the line; erase it if no stage has begun, because the error message follows."""
         if status.stage is None:
-            self._stream.write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
+            self._erase()
         else:
             self._draw(dataclasses.replace(status, bytes_per_s=None, rest_s=None), "done" if is_done else status.stage)
             self._stream.write("\n")
         self._stream.flush()
+
+    def say(self, line: str) -> None:
+        self._erase()
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _erase(self) -> None:
+        self._stream.write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
+        self._drawn = ""
 
     def _draw(self, status: Status, stage: str) -> None:
         num_full = int(status.fraction * _BAR_WIDTH)
