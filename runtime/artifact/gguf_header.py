@@ -58,8 +58,10 @@ def check_gguf_header(path: Path) -> None:
         size = len(data)
         try:
             needed = _least_bytes(data)
-        except struct.error:  # a read past the end
-            needed = size + 1
+        except (struct.error, OverflowError):  # a read past the end
+            raise CorruptSource(
+                f"{path} is truncated or damaged: its header goes beyond its {size:,} bytes; fetch it again"
+            ) from None
     if needed > size:
         raise CorruptSource(f"{path} is truncated: it has {size:,} bytes and needs {needed:,} at least; fetch it again")
 
@@ -68,7 +70,7 @@ def _least_bytes(data: mmap.mmap) -> int:
     """Return the offset at which the last tensor begins, 0 if the header cannot be followed.
 
     Raises:
-        struct.error: the header ends beyond the file.
+        struct.error, OverflowError: the header ends beyond the file.
     """
     _, version, num_tensors, num_keys = _HEADER.unpack_from(data)
     if version not in _VERSIONS or max(num_tensors, num_keys) > MAX_TENSORS:
