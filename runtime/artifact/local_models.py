@@ -18,6 +18,7 @@ ADAPTER = "adapter_config.json"  # of a directory that is no model
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PROJECTOR = "mmproj"  # prefix of GGUF files that belong to another model
 _MAX_NAMED = 5  # models of a folder in a message
+_LENGTH_BYTES = 8  # of the length of a safetensors header
 _MAX_HEADER_BYTES = 100 << 20  # as the safetensors library allows
 
 
@@ -96,7 +97,7 @@ def _check_directory(path: Path) -> None:
     require_content(config)
     try:
         json.loads(config.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptSource(f"{config} is no JSON ({error}); fetch it again") from error
     if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
         raise no_weights(path)
@@ -105,20 +106,24 @@ def _check_directory(path: Path) -> None:
 
 
 def _check_safetensors(path: Path) -> None:
-    """Raise CorruptSource if a file ends before its last tensor does."""
+    """Raise CorruptSource if a file ends before its last tensor does, or its header is damaged."""
     require_content(path)
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise CorruptSource(f"{path} is no safetensors file; fetch it again")
-        header = file.read(length)
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = file.read(min(length, _MAX_HEADER_BYTES))
+    needed = _LENGTH_BYTES + length
+    if size >= needed:
+        needed += _data_bytes(path, header)
+    if needed > size:
+        raise CorruptSource(f"{path} is truncated: it has {size:,} bytes and needs {needed:,}; fetch it again")
+
+
+def _data_bytes(path: Path, header: bytes) -> int:
+    """Return the bytes of all tensors of a safetensors file. Raises CorruptSource if the header is damaged."""
     try:
-        entries = json.loads(header) if len(header) == length else {"": {"data_offsets": [0, 1]}}
-        end = max((entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0)
-    except (ValueError, TypeError, LookupError, AttributeError):
+        entries = json.loads(header)
+        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        return int(max(ends, default=0))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise CorruptSource(f"{path} is no safetensors file: its header is damaged; fetch it again") from None
-    if 8 + length + end > size:
-        raise CorruptSource(
-            f"{path} is truncated: it has {size:,} bytes and needs {8 + length + end:,}; fetch it again"
-        )
