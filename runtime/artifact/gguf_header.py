@@ -60,7 +60,7 @@ def check_gguf_header(path: Path) -> None:
             needed = _least_bytes(data)
         except (struct.error, OverflowError):  # a read past the end
             raise CorruptSource(
-                f"{path} is truncated or damaged: its header goes beyond its {size:,} bytes; fetch it again"
+                f"{path} is no valid GGUF file (its header goes beyond its {size:,} bytes); fetch it again"
             ) from None
     if needed > size:
         raise CorruptSource(f"{path} is truncated: it has {size:,} bytes and needs {needed:,} at least; fetch it again")

@@ -36,7 +36,7 @@ def test_a_gguf_file_that_is_cut_off_is_refused(gguf_file: Path, share: float) -
     assert descriptor is not None
     try:
         os.write(descriptor, whole[: int(share * len(whole))])
-        with pytest.raises(CorruptSource, match=r"is truncated|is empty"):
+        with pytest.raises(CorruptSource, match=r"is truncated|is empty|its header goes beyond"):
             check_gguf_header(Path(f"/proc/self/fd/{descriptor}"))
     finally:
         os.close(descriptor)
