@@ -177,8 +177,9 @@ def test_a_model_without_a_chat_template_cannot_be_chosen_and_says_why(page: Pag
     expect(silent).to_be_disabled()
     expect(silent).to_have_attribute("title", re.compile("no chat template"))
     expect(select.locator("option[value=chatty]")).to_be_enabled()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
     with page.expect_request("**/v1/chat/completions") as request:
-        say(page, "Hi", waits=False)
+        say(page, "Hi")
     assert request.value.post_data_json["model"] == "chatty"
 
 
