@@ -2,8 +2,8 @@
 
 Usage: .ci/docs.py OUT. Run where radixlm is installed.
 
-`cli.md` has the help of every command, `python-reference.md` the signatures and docstrings of what `import radixlm`
-exports. Links to files outside of docs become links to the repository.
+`command-line.md` gets the help of every command at its end, `python-reference.md` has the signatures and docstrings of
+what `import radixlm` exports. Links to files outside of docs become links to the repository.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def write_site(out: Path) -> None:
     for page in out.glob("*.md"):
         page.write_text(re.sub(r"\]\(\.\./", f"]({files}/", page.read_text(encoding="utf-8")), encoding="utf-8")
     (out / "index.md").write_text(_first_page(files), encoding="utf-8")
-    (out / "cli.md").write_text("\n".join(_cli()), encoding="utf-8")
+    with (out / "command-line.md").open("a", encoding="utf-8") as page:
+        page.write("\n".join(_cli()))
     (out / "python-reference.md").write_text("\n".join(_python()), encoding="utf-8")
 
 
@@ -44,11 +45,11 @@ def _first_page(files: str) -> str:
 
 
 def _cli() -> Iterator[str]:
-    yield "# Command line\n\nMade from `radixlm COMMAND --help`.\n"
+    yield "\n## Help of each command\n"
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        yield from _help(command, f"radixlm {name}", level=2)
+        yield from _help(command, f"radixlm {name}", level=3)
 
 
 def _help(command: click.Command, path: str, *, level: int) -> Iterator[str]:

@@ -88,8 +88,8 @@ _ROUNDED = "rounded to 8-bit integers with a scale for each 32, by at most 0.4 %
 FORMATS = (
     FormatEvidence(
         "GGUF",
-        "one file or parts (-00001-of-0000N), the types of the table in docs/models.md, mixed",
-        "as that table says",
+        "one file or parts (-00001-of-0000N), all types but Q1_0 and Q2_0, mixed",
+        "codes as they are; those of IQ1, IQ2 and IQ3 in 8 bits",
         "the reference of the gguf package",
     ),
     FormatEvidence(

@@ -47,6 +47,17 @@ def test_the_readme_shows_every_command() -> None:
     assert {line.split()[1] for line in commands()} == set(COMMANDS)
 
 
+def test_the_page_of_the_command_line_lists_every_command() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `radixlm ([a-z-]+)", page, re.MULTILINE)) == sorted(COMMANDS)
+
+
+def test_the_family_that_the_page_shows_is_the_one_in_the_code() -> None:
+    page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```python\n(class .*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert shown in (ROOT / "compile" / "families" / "exaone4.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("row", "options"), [("by ids: ", ["--match", "exact"]), ("by text, ", [])])
 def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smollm2_artifact: Path) -> None:
     talk = ["--turns", str(ROOT / "examples" / "talk.json"), "--no-generate", "--json"]
@@ -59,7 +70,7 @@ def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smol
 
 
 OF_LM_EVAL = {"--model", "--tasks"}
-OF_OTHER_ENGINES = {"--slot-save-path"}
+OF_OTHER_ENGINES = {"--slot-save-path", "--flash-attn", "--gpu", "--dtype"}
 OF_PIP_AND_DOCKER = {"--find-links", "--build-arg", "--platform", "--cpus"}
 OF_WSL = {"--install", "--shutdown"}
 

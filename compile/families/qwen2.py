@@ -11,7 +11,7 @@ from .settings import Settings
 class Qwen2(Family):
     """Qwen2: the bias is part of the class, without a key; `use_sliding_window` enables the window."""
 
-    title = "Qwen2"
+    title = "Qwen2 and 2.5"
     huggingface = {"Qwen2ForCausalLM": "qwen2"}
     gguf = ("qwen2",)
 

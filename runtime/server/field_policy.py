@@ -27,7 +27,7 @@ _RUNNER = ("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
 
 HARMLESS: Mapping[str, str] = {
     "cache_control": "prefixes are cached without being marked",
-    "cache_prompt": "the cache does not change a reply",
+    "cache_prompt": "the cache is on by default; cache_match chooses what is reused",
     "prompt_cache_retention": "prefixes stay cached as long as there is room",
     "prompt_cache_options": "prefixes are cached without being marked",
     "user": "for the client's own records",

@@ -52,7 +52,7 @@ PRODUCTS: dict[IntegerDot, str] = {
 }
 ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "64-bit Arm"}
 FORMAT_TABLE = re.compile(r"(?<=<!-- formats -->\n).*?(?=<!-- end of formats -->)", re.DOTALL)
-NUMBER = re.compile(r"(?<=\[)\d+(?= families and all formats\])")
+NUMBER = re.compile(r"(?<=\[)\d+(?= families\])")
 
 
 def verified() -> str:
@@ -109,7 +109,7 @@ def table(found: list[FamilyEvidence]) -> str:
 def evidence_table(found: list[FamilyEvidence]) -> str:
     """What each family was compared with, as a table for docs/models.md."""
     lines = [
-        "| family | goldens of transformers | llama.cpp within | compiles | bits, by make |",
+        "| family | goldens of transformers | llama.cpp within | compiles | bits compared by |",
         "|---|---|---|---|---|",
     ]
     for each in found:
@@ -119,7 +119,7 @@ def evidence_table(found: list[FamilyEvidence]) -> str:
             ", ".join(golden.name for golden in each.goldens) or "none",
             _llama_cpp(each),
             "; ".join(needs) or ("yes" if each.goldens else "not tried"),
-            each.bits or "-",
+            f"`make {each.bits}`" if each.bits else "-",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
