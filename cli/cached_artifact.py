@@ -160,7 +160,10 @@ def _key(model: str, options: Mapping[str, str]) -> str:
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and time in nanoseconds of a model's files: a file and its parts, or a folder's."""
+    """Return path, size in bytes and modification time in nanoseconds of a model's files.
+
+    These are a file and its parts, or those of a folder.
+    """
     # an embedding model has a folder for each step after the layers
     entries = (*path.iterdir(), *path.glob("*/config.json")) if path.is_dir() else ()
     found = (file for file in entries if file.suffix in _MODEL_FILES) if path.is_dir() else part_paths(path)
@@ -169,6 +172,7 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _digest_of_compiler() -> str:
+    """Return the sha256 of the compiler's source files."""
     digest = hashlib.sha256()
     for file in sorted(file for folder in _COMPILER for file in (_PACKAGE / folder).rglob("*.py")):
         digest.update(file.read_bytes())

@@ -160,6 +160,8 @@ def _say_cached(display: ProgressDisplay | None, source: str, output: Path) -> N
 
 
 def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[Progress], None]:
+    """Return a function that reports progress to the writer, and to the display if there is one."""
+
     def report(progress: Progress) -> None:
         teller(progress)
         if display is not None:
@@ -169,6 +171,7 @@ def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[
 
 
 def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
+    """Print what was compiled: as JSON, or warnings and the next command."""
     import msgspec
 
     if as_json:

@@ -68,6 +68,7 @@ class _Lines:
         return self._last
 
     def _read(self, process: subprocess.Popen[str], say: Say | None) -> None:
+        """Pass each line of the process's errors to `say`, except its error message, and keep the last one."""
         for line in process.stderr or ():
             self._last = line.rstrip()
             if say is not None and not self._last.startswith("Error: "):

@@ -134,6 +134,7 @@ def _taken(options: dict[str, Any], fields: Mapping[str, Field]) -> dict[str, An
 
 
 def _fields() -> Mapping[str, Field]:
+    """Return the declarations of all options of server, engine and sampling, by name."""
     from radixlm.runtime.engine.engine_options import EngineOptions
     from radixlm.runtime.engine.sampling_params import SamplingParams
     from radixlm.runtime.fields import fields_of
@@ -147,6 +148,7 @@ def _flag_of(field: Field) -> str:
 
 
 def _option(field: Field, is_required: bool) -> click.Option:
+    """Return the flag of a field."""
     flag = field.about.flag
     assert flag is not None
     if field.kind is bool:
@@ -172,6 +174,7 @@ def _option(field: Field, is_required: bool) -> click.Option:
 
 
 def _type(field: Field) -> click.ParamType[Any]:
+    """Return the type by which click parses the flag of a field."""
     flag = field.about.flag
     assert flag is not None
     if field.choices:
@@ -209,7 +212,7 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
         raise ValueError(f"{flag.name} is {value}; it must be a number" + (f" of {flag.unit[0]}" if flag.unit else ""))
     own = own if flag.unit is None else int(own)
     if not field.about.holds(own):
-        called = field.called if flag.unit is None else f"a number of {flag.unit[0]} {field.about.range}"
+        called = field.valid_values if flag.unit is None else f"a number of {flag.unit[0]} {field.about.range}"
         raise ValueError(f"{flag.name} is {value!r:.60}; it must be {called}")
     return own
 
@@ -243,6 +246,7 @@ def _default(field: Field) -> str:
 
 
 def _default_value(field: Field) -> str:
+    """Return the text of a field's default for `--help`; empty if there is nothing to say."""
     flag, value = field.about.flag, field.default
     assert flag is not None
     if flag.default is not None:

@@ -63,6 +63,7 @@ def command(
 
 
 def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: bool) -> None:
+    """Print the manifest of an artifact, as rows or JSON; with `verify`, check its files first."""
     import msgspec
     from radixlm.runtime.artifact import Artifact
 
@@ -103,7 +104,7 @@ def _calibration_row(opened: Artifact) -> str | None:
 
 
 def _draft_row(opened: Artifact, draft: Artifact) -> str:
-    """Describe a draft model that fits an artifact's model.
+    """Return a line that names a draft model, and says how many tokens it shares with the artifact's model.
 
     Raises:
         InvalidParameter: it has different tokens.
@@ -119,6 +120,7 @@ def _draft_row(opened: Artifact, draft: Artifact) -> str:
 
 
 def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:
+    """Print what is known of a model before it is compiled; exit with a code if it cannot be."""
     import msgspec
     from radixlm.compile.inspection import inspect_source
 

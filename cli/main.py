@@ -74,6 +74,7 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command of this name, for click; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         name = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
@@ -100,6 +101,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
+        """Run a command, and turn foreseen errors into one line and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -57,12 +57,14 @@ class Early:
             self._begun.result().close()
 
     def _run(self, artifact: Path, begun: Future[Engine]) -> None:
+        """Open the engine, and put it or the error into the future. The thread's main function."""
         try:
             begun.set_result(self._opened(artifact))
         except BaseException as error:
             begun.set_exception(error)
 
     def _opened(self, artifact: Path) -> Engine:
+        """Open the engine, and compute its first step."""
         engine = self._open_engine(artifact)
         try:
             engine.warm_up()
@@ -114,6 +116,7 @@ class Opening(Generic[T]):
             self._value.close()
 
     def _run(self) -> None:
+        """Open the value and call `opened` with it, or keep the error and call `failed`. The thread's main function."""
         try:
             self._value = self._open()
             self._opened(self._value)

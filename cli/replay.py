@@ -73,6 +73,7 @@ def replayed_rows(replayed: Replayed, now: Computed) -> list[tuple[str, str]]:
 
 
 def _described(computed: Computed | None) -> str:
+    """Return the text that names an engine: its model, weights, KV type, version and target."""
     if computed is None:
         return "nothing"
     weights = f"weights {computed.weights[:16]}…"

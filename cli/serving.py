@@ -77,7 +77,7 @@ class Serving:
             app = UnderRootPath(loading, self.root_path) if self.root_path else loading
             early = Early(open_engine)
             try:
-                meanwhile = answered(listener, uvicorn_config(app, listener, self.tls, None))
+                meanwhile = serve_in_thread(listener, uvicorn_config(app, listener, self.tls, None))
                 artifact = find_artifact(meanwhile, written=early.begin, progressed=loading.progressed)
                 loading.progressed("load", None)
             except BaseException:
@@ -116,6 +116,7 @@ class Serving:
                 serving.run(sockets=[listener])
 
     def _say(self, text: str) -> None:
+        """Print a line for the operator, or log it with `--log-format json`."""
         if self.log_format == "json":
             logging.getLogger("radixlm.serve").info(text)
         else:
@@ -129,8 +130,8 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> N
 
 
 @contextmanager
-def answered(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
-    """Respond to requests in a thread within the block, and leave `listener` open afterwards.
+def serve_in_thread(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
+    """Serve HTTP in a thread while the block runs, such as a loading page; leave `listener` open afterwards.
 
     Signals stay with the main thread. A client that connects between two servers waits for the second.
     """

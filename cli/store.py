@@ -227,6 +227,7 @@ def import_(
 
 
 def _print_json(value: object) -> None:
+    """Print a value as indented JSON."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -67,6 +67,7 @@ def sampling(defaults: SamplingDefaults) -> str:
 
 
 def _heads(mixer: AnyAttention) -> str:
+    """Return the text of a layer's attention heads: their number and size, and those of KV."""
     from radixlm.runtime.artifact.model_config import LatentAttention
 
     if isinstance(mixer, LatentAttention):

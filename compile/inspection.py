@@ -69,7 +69,7 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
         SourceError: the source is unreadable, is of an unknown family, or has an unsupported tensor.
     """
     if isinstance(source, str) and source.startswith(hub.PREFIX):
-        found = hub.downloaded(source)
+        found = hub.find_download(source)
         if found is None and hub.names_gguf(source):
             raise SourceNotFound(f"{source} is not downloaded yet: radixlm pull {source} does so")
         if found is None or found.is_dir():
@@ -143,7 +143,7 @@ def _file_bytes(source: str) -> int:
     """Return the bytes of a file, or of the files of weights in a directory."""
     path = default_model.cached_model() if source == default_model.ALIAS else Path(source)
     if source.startswith(hub.PREFIX):
-        path = hub.downloaded(source)
+        path = hub.find_download(source)
     assert path is not None
     of_directory = (".safetensors", ".bin")
     files = part_paths(path) if path.is_file() else [file for file in path.iterdir() if file.suffix in of_directory]

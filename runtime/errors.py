@@ -119,7 +119,10 @@ class ContextLengthExceeded(InvalidRequest):
 
     @classmethod
     def of_prompt(cls, num_tokens: int, context_length: int, *, is_exact: bool = True, has_reply: bool = True) -> Self:
-        """Return the error for a prompt of `num_tokens` tokens, or of at least as many."""
+        """Return the error for a prompt of `num_tokens` tokens, or of at least as many unless `is_exact`.
+
+        `has_reply` says that the context must have room for one token of a reply, too.
+        """
         most, reply = context_length - has_reply, ", of which the reply needs one" if has_reply else ""
         error = cls(
             # begins like OpenAI's message, by which litellm recognizes the error

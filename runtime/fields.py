@@ -130,8 +130,8 @@ class Field:
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
-    def called(self) -> str:
-        """The valid values, in words."""
+    def valid_values(self) -> str:
+        """The valid values in words, such as `a number from 0 to 2`."""
         if self.kind in _NUMBERS:
             return f"{_NUMBERS[self.kind][1]} {self.about.range}".rstrip()
         if self.kind in _LISTS:
@@ -140,7 +140,7 @@ class Field:
 
     @cached_property
     def check(self) -> Callable[[object], None]:
-        """Function that raises InvalidParameter if a value is not valid."""
+        """The function that raises InvalidParameter if a value that it gets is not valid."""
         if self.choices:
             return self._check_choice
         if self.kind in _NUMBERS:
@@ -166,28 +166,34 @@ class Field:
                 return {"true": True, "false": False}[text]
             return text if self.choices or self.kind is str else json.loads(text)
         except (ValueError, KeyError, OverflowError):
-            raise self.refused(f"is {text!r:.60}; it must be {self.called}") from None
+            raise self.refused(f"is {text!r:.60}; it must be {self.valid_values}") from None
 
     def refused(self, said: str) -> InvalidParameter:
         """Return the error for an invalid value; its message is the field's name followed by `said`."""
         return InvalidParameter(f"{self.name} {said}", param=self.name)
 
     def _check_choice(self, value: object) -> None:
+        """Raise InvalidParameter unless a value is one of the field's choices, or an allowed None."""
         if value not in self.choices and not (value is None and self.is_optional):
             raise self.refused(f"is {value!r:.60}; use one of {', '.join(self.choices)}")
 
     def _check_number(self, kind: type, value: object) -> None:
+        """Raise InvalidParameter unless a value is a finite number of this type in the field's range.
+
+        None is valid if the field is optional.
+        """
         if value is None and self.is_optional:
             return
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         if not is_number or not self.about.holds(value) or not -math.inf < value < math.inf:  # type: ignore[arg-type, operator]
-            raise self.refused(f"is {value!r:.60}; it must be {self.called}")
+            raise self.refused(f"is {value!r:.60}; it must be {self.valid_values}")
 
     def _check_bool(self, value: object) -> None:
         if not isinstance(value, bool):
-            raise self.refused(f"is {value!r:.60}; it must be {self.called}")
+            raise self.refused(f"is {value!r:.60}; it must be {self.valid_values}")
 
     def _check_texts(self, value: object) -> None:
+        """Raise InvalidParameter unless a value is a tuple of strings, few and short enough."""
         for text in self._few(value, tuple):
             if not isinstance(text, str) or not 0 < len(text) <= (self.about.longest or len(text)):
                 raise self.refused(f"has {text!r:.60}; each must be a string of 1 to {self.about.longest} characters")
@@ -197,6 +203,7 @@ class Field:
             self._check_id(token_id)
 
     def _check_bias(self, value: object) -> None:
+        """Raise InvalidParameter unless a value maps few token ids to numbers in the field's range."""
         for token_id, bias in self._few(value, dict).items():
             self._check_id(token_id)
             is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
@@ -210,7 +217,7 @@ class Field:
     def _few(self, value: object, kind: type[Several]) -> Several:
         """Return the values of a field with several, after checking their type and number."""
         if not isinstance(value, kind):
-            raise self.refused(f"is {value!r:.60}; it must be {self.called}")
+            raise self.refused(f"is {value!r:.60}; it must be {self.valid_values}")
         if self.about.most is not None and len(value) > self.about.most:
             raise self.refused(f"has {len(value)} entries; at most {self.about.most} are allowed")
         return value
@@ -296,6 +303,7 @@ _SEVERAL: dict[object, Any] = {Sequence[str]: tuple[str, ...], Sequence[int]: tu
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    """Return the declaration of a dataclass's field, with the type that `hint` allows besides None."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     kind = kinds[0] if len(kinds) == 1 else hint
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -316,7 +324,7 @@ def _described(field: Field) -> str:
     if field.choices:
         said.append(f"One of {', '.join(field.choices)}.")
     elif about.range:
-        called = field.called if field.kind in _NUMBERS else f"numbers {about.range}"
+        called = field.valid_values if field.kind in _NUMBERS else f"numbers {about.range}"
         said.append(f"{called[0].upper()}{called[1:]}.")
     if about.most is not None:
         said.append(f"At most {about.most}" + (f", of 1 to {about.longest} characters." if about.longest else "."))

@@ -267,6 +267,7 @@ def _advise(address: int, num_bytes: int, advice: int) -> bool:
 
 
 def _of_meminfo() -> int | None:
+    """Return the bytes of MemAvailable in /proc/meminfo; None if there is no such file or line."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:

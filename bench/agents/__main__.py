@@ -25,7 +25,7 @@ NUM_TURNS = 30
 
 
 def main() -> None:
-    """Replay, print and write `bench/results/agents.json`."""
+    """Play tool loops through each API, count the prompt tokens computed, print, and write `results/agents.json`."""
     options = read_options(
         __doc__,
         turns=NUM_TURNS,

@@ -101,6 +101,7 @@ class Client(ABC):
         """Read the reply in a response."""
 
     def _arguments(self, text: str) -> str:
+        """Return the arguments of a call as the client writes them: in the model's text, or rewritten."""
         return json.dumps(self._value(text), separators=(",", ":")) if self.shape.rewrites else text
 
     def _value(self, text: str) -> Any:
@@ -120,7 +121,7 @@ class ChatClient(Client):
     path = "/v1/chat/completions"
 
     def body(self) -> Json:
-        """See `Client`."""
+        """Return the body of the next request to the Chat Completions API, with the history so far."""
         messages: list[Json] = [{"role": "system", "content": self.system}]
         for kind, value in self.history:
             match kind:
@@ -136,7 +137,7 @@ class ChatClient(Client):
         return {"messages": messages, "tools": tools, "temperature": 0.0, "max_tokens": MAX_TOKENS}
 
     def read(self, answer: Json) -> AgentReply:
-        """See `Client`."""
+        """Return the reply in a response: its reasoning, text, tool calls and number of tokens."""
         message = answer["choices"][0]["message"]
         functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
         return AgentReply(
@@ -147,6 +148,7 @@ class ChatClient(Client):
         )
 
     def _reply(self, reply: AgentReply) -> Json:
+        """Return a reply as a message of the history."""
         message: Json = {"role": "assistant", "content": self._words(reply) or None}
         if reply.calls:
             message["tool_calls"] = [
@@ -165,7 +167,7 @@ class ResponsesClient(Client):
     path = "/v1/responses"
 
     def body(self) -> Json:
-        """See `Client`."""
+        """Return the body of the next request to the Responses API, with the history so far."""
         items: list[Json] = []
         for kind, value in self.history:
             match kind:
@@ -182,7 +184,7 @@ class ResponsesClient(Client):
         return {**asked, "temperature": 0.0, "max_output_tokens": MAX_TOKENS, "store": False}
 
     def read(self, answer: Json) -> AgentReply:
-        """See `Client`."""
+        """Return the reply in a response: its reasoning, text, tool calls and number of tokens."""
         thought, words, calls = "", "", list[tuple[str, str, str]]()
         for item in answer["output"]:
             match item["type"]:
@@ -195,6 +197,7 @@ class ResponsesClient(Client):
         return AgentReply(thought, words, tuple(calls), answer["usage"]["output_tokens"])
 
     def _reply(self, reply: AgentReply) -> list[Json]:
+        """Return a reply as input items of the history: reasoning, text and tool calls."""
         items: list[Json] = []
         if thought := self._thought(reply):
             content = [{"type": "reasoning_text", "text": thought}]
@@ -215,7 +218,7 @@ class MessagesClient(Client):
     path = "/v1/messages"
 
     def body(self) -> Json:
-        """See `Client`."""
+        """Return the body of the next request to Anthropic's Messages API, with the history so far."""
         messages: list[Json] = []
         for kind, value in self.history:
             match kind:
@@ -235,7 +238,7 @@ class MessagesClient(Client):
         return {**asked, "temperature": 0.0, "max_tokens": MAX_TOKENS, "thinking": {"type": "enabled"}}
 
     def read(self, answer: Json) -> AgentReply:
-        """See `Client`."""
+        """Return the reply in a response: its reasoning, text, tool calls and number of tokens."""
         thought, words, calls = "", "", list[tuple[str, str, str]]()
         for block in answer["content"]:
             match block["type"]:
@@ -253,6 +256,7 @@ class MessagesClient(Client):
         return [{"type": "text", "text": text} for text in ([bill] if self.shape.bills else []) + [self.system]]
 
     def _reply(self, reply: AgentReply) -> list[Json]:
+        """Return a reply as the content blocks of one assistant message: reasoning, text and tool calls."""
         blocks: list[Json] = []
         if thought := self._thought(reply):
             blocks.append({"type": "thinking", "thinking": thought, "signature": "unsigned"})

@@ -65,7 +65,7 @@ class Answer:
 
 
 def main() -> None:
-    """Replay, print, write `results/session.json` and the picture."""
+    """Send a coding session to each server, print, and write `results/session.json` and the picture."""
     options = read_options(
         __doc__,
         shape="qwen3-4b",
@@ -104,7 +104,7 @@ def main() -> None:
                     others = [Answer(**each) for each in next(iter(ways.get(way, {}).values()), ())]
                     try:
                         since = CPUTime.now()
-                        found = lived(server, requests, way)
+                        found = play_session(server, requests, way)
                         check_prompts(found, others or found)
                         ways.setdefault(way, {})[server.name] = list(map(asdict, found))
                         taken.setdefault(way, {})[server.name] = since.taken_by_others()
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def before_of(session_of: Json, before: Json | None) -> Json:
-    """Return the results of an earlier run.
+    """Return the results of an earlier run of the same session, `before`; none if there are none.
 
     Raises:
         ValueError: they belong to another session.
@@ -133,11 +133,14 @@ def before_of(session_of: Json, before: Json | None) -> Json:
     return before
 
 
-def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:
-    """Return all answers, in order; `way` is one of `WAYS`."""
+def play_session(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:
+    """Send a session's requests to a server in one of `WAYS`; return the measured answers, in order.
+
+    Unless the way is `whole`, the server is restarted before the middle request: killed, or unloaded.
+    """
     restart_at = None if way == "whole" else middle(requests)
     answers: list[Answer] = []
-    process = _started(server)
+    process = _start_server(server)
     try:
         for number, request in enumerate(requests):
             asked_at = time.perf_counter()
@@ -149,10 +152,10 @@ def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[A
                 else:
                     process.kill()
                     process.close()
-                process = _started(server)
+                process = _start_server(server)
                 if way == "unloaded":
                     server.after_start(process.port)
-            answers.append(_asked(process.port, request, server.fields, asked_at))
+            answers.append(_send(process.port, request, server.fields, asked_at))
             print(f"{server.name}, {way}, {number}: {answers[-1]}", file=sys.stderr)
     finally:
         process.close()
@@ -169,17 +172,21 @@ def check_prompts(answers: Sequence[Answer], others: Sequence[Answer]) -> None:
 
 
 def middle(requests: Sequence[Request]) -> int:
-    """Return the index of the request in the middle of the main conversation."""
+    """Return the index of the request in the middle of the main conversation, before which the server is restarted."""
     places = [number for number, request in enumerate(requests) if request.agent == 0]
     return places[len(places) // 2]
 
 
-def _started(server: AgentsServer) -> ServedProcess:
+def _start_server(server: AgentsServer) -> ServedProcess:
+    """Start a server, and return once it is ready."""
     return ServedProcess(server.command, starts_within_s=_STARTS_WITHIN_S, ready_path=server.ready_path)
 
 
-def _asked(port: int, request: Request, fields: Json, asked_at: float) -> Answer:
-    """Send a request on its own connection, because some servers close it after a stream."""
+def _send(port: int, request: Request, fields: Json, asked_at: float) -> Answer:
+    """Send a request on its own connection, because some servers close it after a stream; return what was measured.
+
+    `asked_at` is when the request's time begins.
+    """
     with closing(Client(port)) as client:
         events = client.events(request.path, {**request.body, **_FIXED, **fields})
     ended_at = time.perf_counter()

@@ -33,21 +33,22 @@ class LlamaCppReplay:
         self._command = (str(program), "--model", str(self._model), *_OPTIONS)
 
     def play(self, asked: Sequence[Asked], replies: Sequence[str], *, num_first: int = 1) -> int:
-        """Return the tokens computed of all prompts of a loop but the first, on a fresh server with its defaults.
+        """Play a loop of prompts on a fresh server with its defaults; return the computed tokens of later prompts.
 
         Args:
             replies: the model's reply to each, without the token that ended it.
-            num_first: number of first prompts, of as many alternating conversations.
+            num_first: number of conversations that take turns. The first prompt of each is not counted.
         """
         return self.play_all([(asked, replies)], num_first=num_first)
 
     def play_all(self, loops: Iterable[tuple[Sequence[Asked], Sequence[str]]], *, num_first: int = 1) -> int:
         """Play several loops on the same server, like `play`."""
         with ServedProcess(self._command, environment=_TELLS_PROMPTS) as server, closing(Client(server.port)) as client:
-            return sum(_played(client, asked, replies, num_first) for asked, replies in loops)
+            return sum(_play_on(client, asked, replies, num_first) for asked, replies in loops)
 
 
-def _played(client: Client, asked: Sequence[Asked], replies: Sequence[str], num_first: int) -> int:
+def _play_on(client: Client, asked: Sequence[Asked], replies: Sequence[str], num_first: int) -> int:
+    """Send each prompt, put its reply into the slot, and return the computed tokens of all but the first prompts."""
     computed: list[int] = []
     for (path, body), reply in zip(asked, replies, strict=True):
         one_token = {name: 1 for name in _LENGTHS if name in body}

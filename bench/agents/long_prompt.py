@@ -59,7 +59,10 @@ class Round:
 
 
 def main() -> None:
-    """Measure, print, write `results/long_prompt.json`, which keeps the last run of each artifact."""
+    """Measure a long prompt alone, in a batch and in llama.cpp; print, and write `results/long_prompt.json`.
+
+    The file keeps the last run of each artifact.
+    """
     options = read_options(__doc__, "artifact", rounds=1, tokens=16_000, llama_cpp=Path(".cache/llama.cpp"))
     artifact = Artifact.open(options.artifact)
     peer = options.llama_cpp.resolve() / "llama-server"
@@ -79,11 +82,15 @@ def measure(artifact: Artifact, number: int, num_tokens: int, peer: Path | None)
     with ServedProcess([RADIXLM, "serve", str(artifact.path)]) as server:
         num_streamed = artifact.manifest.context_length - NUM_SHORT_TOKENS
         measured = asyncio.run(Clients(server.port, prompts, num_streamed).round(alone, prompts.ids(num_tokens)))
-    return measured if peer is None else Round(**asdict(measured) | {"peer_alone_s": _peer_s(peer, alone)})
+    return (
+        measured
+        if peer is None
+        else Round(**asdict(measured) | {"peer_alone_s": _llama_cpp_first_token_s(peer, alone)})
+    )
 
 
-def _peer_s(program: Path, prompt: Sequence[int]) -> float:
-    """Return the seconds to llama.cpp's first token of a prompt."""
+def _llama_cpp_first_token_s(program: Path, prompt: Sequence[int]) -> float:
+    """Return the seconds from sending a prompt to llama.cpp to its reply's first token."""
     options = ("--parallel", "1", "--ctx-size", str(len(prompt) + NUM_SHORT_TOKENS), "--flash-attn", "on")
     threads = str(default_num_threads())
     command = [str(program), "--model", str(qwen_coder()), "--threads", threads, "--cache-ram", "0", *options]

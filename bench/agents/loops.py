@@ -45,7 +45,7 @@ class Turn:
     question: str | None = None
 
     def text(self, *, thinks: bool) -> str:
-        """Return the whole reply."""
+        """Return the model's whole reply in this turn: reasoning, text and calls, as its template writes them."""
         calls = "\n".join(
             f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
             for name, arguments in self.calls
@@ -60,6 +60,10 @@ def loop(num_turns: int) -> list[Turn]:
 
 
 def _turn(number: int, *, is_last: bool) -> Turn:
+    """Return the turn of this number: reasoning and one or two tool calls with results, or an answer and a question.
+
+    The last turn is an answer without a further question.
+    """
     path = f"src/part_{number}/naïve.py"
     thought = f"Turn {number}: the file {path} may tell why. I should look before I change anything there."
     if is_last or number % TURNS_A_QUESTION == TURNS_A_QUESTION - 1:
@@ -76,6 +80,7 @@ def _turn(number: int, *, is_last: bool) -> Turn:
 
 
 def _arguments(number: int, path: str) -> str:
+    """Return the arguments of a call as JSON text that other encoders would write differently."""
     return json.dumps(
         {
             "path": path,

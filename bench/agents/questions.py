@@ -39,7 +39,7 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def main() -> None:
-    """Measure, print, write `results/questions.json`."""
+    """Send opencode's two questions to each server, print the seconds, and write `results/questions.json`."""
     options = read_options(__doc__, "artifact", rounds=3, llama_cpp=Path(".cache/llama.cpp"), opencode=_OPENCODE)
     questions = recorded(options.opencode.absolute(), _KEPT)
     threads = default_num_threads()
@@ -66,7 +66,7 @@ def conversation(command: Sequence[str], questions: Sequence[Sequence[Json]], fi
     with ServedProcess(command) as server:
         for bodies in questions:
             start = time.perf_counter()
-            streams = [_asked(server.port, {**_sent(body, reply), **fields}) for body in bodies]
+            streams = [_stream_chat(server.port, {**_sent(body, reply), **fields}) for body in bodies]
             seconds = time.perf_counter() - start
             reply = "".join(map(_content, streams[-1]))
             usages = [_usage(events) for events in streams]
@@ -88,7 +88,7 @@ def figures(rounds: Sequence[Mapping[str, Sequence[Json]]]) -> Json:
     return {"num_reply_tokens": NUM_REPLY_TOKENS, "rows": rows}
 
 
-def _asked(port: int, body: Json) -> list[Event]:
+def _stream_chat(port: int, body: Json) -> list[Event]:
     """Send a request on its own connection, because llama.cpp closes it after a stream, slightly too late to see."""
     with closing(Client(port)) as client:
         return client.events("/v1/chat/completions", body)
@@ -105,6 +105,11 @@ def _content(event: Event) -> str:
 
 
 def _usage(events: Sequence[Event]) -> Json:
+    """Return the usage at the end of a stream.
+
+    Raises:
+        ValueError: the reply has another length than was asked for.
+    """
     found: Json = next(event.data["usage"] for event in reversed(events) if event.data.get("usage"))
     if found["completion_tokens"] != NUM_REPLY_TOKENS:
         raise ValueError(f"a reply has {found['completion_tokens']} tokens, {NUM_REPLY_TOKENS} were asked for")

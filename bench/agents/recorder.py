@@ -29,7 +29,7 @@ _ENDS_WITHIN_S = 120.0
 
 
 def recorded(program: Path, kept: Path) -> list[list[Json]]:
-    """Return the bodies of the requests of each question, in the order sent; recorded once, into `kept`.
+    """Return the bodies of opencode's requests for each question, in the order sent; recorded once, into `kept`.
 
     Raises:
         RuntimeError: opencode fails, or sends nothing.
@@ -44,7 +44,7 @@ def recorded(program: Path, kept: Path) -> list[list[Json]]:
 
 def record(program: Path) -> list[list[Json]]:
     """Ask both questions; see `recorded`."""
-    with tempfile.TemporaryDirectory() as folder, _NotingServer.started() as server:
+    with tempfile.TemporaryDirectory() as folder, _RecordingServer.started() as server:
         home, repository = Path(folder) / "home", Path(folder) / "greeting"
         home.mkdir()
         repository.mkdir()
@@ -81,25 +81,26 @@ def record(program: Path) -> list[list[Json]]:
     return questions
 
 
-class _NotingServer(ThreadingHTTPServer):
-    """Answers every chat with the same text, and records its body."""
+class _RecordingServer(ThreadingHTTPServer):
+    """An HTTP server that answers every chat with the same text, and records the request's body in `bodies`."""
 
     bodies: list[Json]
 
     @staticmethod
     @contextmanager
     def started() -> Any:
-        """Serve until the block ends."""
-        with _NotingServer(("127.0.0.1", 0), _Noting) as server:
+        """Run the recording server in a thread while the block runs; yield it."""
+        with _RecordingServer(("127.0.0.1", 0), _RecordingHandler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield server
             server.shutdown()
 
 
-class _Noting(BaseHTTPRequestHandler):
-    server: _NotingServer
+class _RecordingHandler(BaseHTTPRequestHandler):
+    server: _RecordingServer
 
     def do_POST(self) -> None:
+        """Record the body of a chat, and stream the answer."""
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -118,6 +119,7 @@ class _Noting(BaseHTTPRequestHandler):
 
 
 def _settings(port: int) -> Json:
+    """Return opencode's settings, with the recording server at this port as the only provider."""
     options = {"baseURL": f"http://127.0.0.1:{port}/v1", "apiKey": "none"}
     model = {"name": MODEL, "limit": {"context": 32768, "output": 8192}}
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "noting", "options": options, "models": {MODEL: model}}

@@ -95,7 +95,7 @@ class AgentServer:
     def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], peer: LlamaCppReplay | None = None) -> Replayed:
         """Play a whole loop on an empty cache, or loops of several agents in turns; also on `peer`, if given."""
         self._http.delete("/v1/cache")
-        self._settle()
+        self._wait_until_idle()
         self._asked.clear()
         self._sent.clear()
         agents = range(1 + shape.num_subagents)
@@ -112,13 +112,17 @@ class AgentServer:
             len(turns),
             sum(prompts),
             sum(computed),
-            sum(sum(self._least(self._asked[agent :: len(clients)])) for agent in agents),
+            sum(sum(self._least_computed(self._asked[agent :: len(clients)])) for agent in agents),
             sum(idle),
             peer.play(self._sent, replies, num_first=len(clients)) if peer else None,
         )
 
     def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
-        """Return the tokens computed of the prompt, its length, and the tokens computed while idle."""
+        """Send a turn's request, with the turn's reply as the model's output.
+
+        Returns:
+            The prompt's tokens that were computed, all of its tokens, and the tokens computed in idle time afterwards.
+        """
         text = turn.text(thinks=thinks(self.model))
         self._script.script.extend([*self.engine.tokenizer.encode_inside(text), self._end_id])
         num_idle = self.engine.stats().num_idle_tokens
@@ -134,44 +138,49 @@ class AgentServer:
         client.add(reply, turn.results)
         if turn.question is not None:
             client.ask(turn.question)
-        self._settle()
+        self._wait_until_idle()
         num_idle = self.engine.stats().num_idle_tokens - num_idle
         passed = self._recorder.take()
         num_prefilled = len(passed.forwarded_ids) - num_idle - (reply.num_tokens - 1)
         return num_prefilled, num_prefilled + len(passed.reused_ids), num_idle
 
-    def _least(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
-        """Return the least that each prompt of a conversation but the first can cost."""
+    def _least_computed(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
+        """Return, for each prompt but the first, the least number of tokens that a perfect cache must compute.
+
+        Args:
+            asked: messages and options of each request of one conversation.
+        """
         earlier: list[str] = []
         least: list[int] = []
         for (before, _), (now, kwargs) in pairwise(asked):
             reply = [message for message in now if message["role"] == "assistant"][_num_replies(before)]
             for history in ([*before, reply], [*before, reply, {"role": "user", "content": "?"}]):
-                rendered = self._rendered(history, kwargs, is_asked=False)
+                rendered = self._render(history, kwargs, is_asked=False)
                 place = rendered.rindex(self._end)
                 if history[-1] is not reply:
                     place = rendered.rindex(self._end, 0, place)
                 earlier.append(rendered[:place])
-            prompt = self._rendered(now, kwargs)
+            prompt = self._render(now, kwargs)
             place = max(_num_common(prompt, text) for text in earlier)
             offsets = self._tokenizer.encode(prompt, add_special_tokens=False).offsets
             least.append(sum(end > place or start >= place for start, end in offsets))
         return least
 
-    def _rendered(self, messages: Sequence[Message], options: Any, *, is_asked: bool = True) -> str:
-        """Return the text of messages; without the generation prompt, unless `is_asked`."""
+    def _render(self, messages: Sequence[Message], options: Any, *, is_asked: bool = True) -> str:
+        """Return the text of messages as the template writes them; without the generation prompt, unless `is_asked`."""
         prompts = self.engine.prompts
         text = prompts.render(messages, options.tools, options.template_kwargs)
         return text if is_asked else text.removesuffix("<|im_start|>assistant\n")
 
-    def _settle(self) -> None:
-        """Wait until nothing is computed any more."""
+    def _wait_until_idle(self) -> None:
+        """Wait until the engine has done its idle work."""
         until = time.monotonic() + _IDLE_S
         while not self.engine._loop.call(lambda core: core.expected is None or core.expected.is_done):
             assert time.monotonic() < until, "idle work does not end"
             time.sleep(0.002)
 
     def _note_conversations(self) -> None:
+        """Make the engine record the messages and options of each chat in `_asked`."""
         ask = self.engine.stream_chat
 
         def noted(messages: Sequence[Message], *args: Any, **kwargs: Any) -> Any:

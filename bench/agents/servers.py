@@ -93,7 +93,10 @@ def _restore_slots(port: int) -> None:
 
 
 def _each_slot(port: int, action: str) -> None:
-    """Save or restore llama.cpp's slots, each to or from a file. An empty slot or a missing file fails."""
+    """Save each slot of llama.cpp to a file, or restore it from one; empty slots and missing files are left out.
+
+    `action` is `save` or `restore`.
+    """
     with closing(Client(port)) as client:
         for slot in range(NUM_SLOTS):
             with suppress(RuntimeError):

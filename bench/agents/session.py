@@ -82,6 +82,7 @@ def _turns(num_turns: int, num_read: int) -> list[Turn]:
 
 
 def _listing(number: int, num_tokens: int) -> str:
+    """Return a source file of about this many tokens, as a tool that reads files prints it."""
     return "".join(
         f"\n{line:5d}\t    value_{(line * 7919 + number) % 9973} = compute(part_{line % 17}, {line * number % 83})"
         for line in range(num_tokens // _TOKENS_A_LINE)
@@ -89,6 +90,7 @@ def _listing(number: int, num_tokens: int) -> str:
 
 
 def _instructions(num_rules: int) -> str:
+    """Return the system prompt of a coding agent, with this many rules."""
     rules = (
         f"Rule {number}: before you {_ACTIONS[number % 10]} {_THINGS[number % 7]}, look for what depends on it, "
         f"and {_ACTIONS[number % 9]} no more than {number % 13 + 2} of them at once."
@@ -98,6 +100,7 @@ def _instructions(num_rules: int) -> str:
 
 
 def _tool(number: int) -> Mapping[str, Any]:
+    """Return the definition of a tool; the first have the names that turns call."""
     name = TOOL_NAMES[number] if number < len(TOOL_NAMES) else f"{_ACTIONS[number % 10]}_{number}"
     about = " ".join(f"It can {action} {thing}, if asked." for action, thing in zip(_ACTIONS, _THINGS, strict=False))
     properties = {

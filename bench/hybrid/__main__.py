@@ -60,7 +60,7 @@ def measured(artifact: Artifact, file: Path, peer: Path, num_rounds: int) -> dic
                 decodes.append(1 / each_s)
                 shares.append((weights + 2 * state_bytes) / each_s / 1e9 / limits.read_gb_per_s)
             if number and peer.exists():
-                for name, per_s in _asked(peer, file).items():
+                for name, per_s in _run_llama_bench(peer, file).items():
                     peers[name].append(per_s)
     return {
         "model": Qwen35Shape().name,
@@ -75,13 +75,17 @@ def measured(artifact: Artifact, file: Path, peer: Path, num_rounds: int) -> dic
 
 
 def _seconds(engine: Engine, prompt: list[int], num_tokens: int) -> float:
+    """Return the seconds in which the engine generates this many tokens after a prompt."""
     begun = time.perf_counter()
     engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
     return time.perf_counter() - begun
 
 
-def _asked(peer: Path, file: Path) -> dict[str, float]:
-    """Return the tokens per second of a prompt and of a reply of the same lengths; the bench warms up by itself."""
+def _run_llama_bench(peer: Path, file: Path) -> dict[str, float]:
+    """Run llama.cpp's bench on the file; return the tokens per second of `prefill` and `decode`.
+
+    The prompt and the reply have the lengths of ours. The bench warms up by itself.
+    """
     lengths = ("-p", str(PROMPT), "-n", str(REPLY - 1), "-r", "1")
     command = (str(peer.resolve()), "-m", str(file), *lengths, "-t", str(num_threads()), "-fa", "1", "-o", "json")
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -63,7 +63,7 @@ WAYS = (
 
 
 def main() -> None:
-    """Measure, print, write `results/lm_eval.json`, which keeps the last run of each model."""
+    """Measure each model, print, and write `results/lm_eval.json`, which keeps the last run of each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*", help="GGUF files")
     parser.add_argument("--documents", type=int, default=200, help="of each task at most")
@@ -76,29 +76,42 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_tasks(Path(folder), options.documents)
             rows: list[dict[str, Any]] = []
-            for row in measured(gguf, Path(folder), harness):
+            for row in measure_ways(gguf, Path(folder), harness):
                 rows.append(row)  # each is stored at once, because all of them take hours
                 publish("lm_eval", {"model": gguf.stem, "documents": options.documents, "rows": rows}, run=gguf.name)
 
 
-def measured(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each way, and for each share of prefixes of the first way."""
+def measure_ways(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
+    """Compile and serve a model in each of `WAYS`, and yield a row of scores for each.
+
+    For the first way, rows follow for each share of a stored prefix that is read.
+
+    Args:
+        folder: has the harness's tasks, and gets the artifact.
+        harness: the program `lm-eval`.
+    """
     widened = Path(".cache/peers").resolve() / gguf.stem / "hf"
     for way in WAYS:
         if way.of_floats and not widened.exists():
-            print(f"{way.title} is not measured: there is no {widened}", file=sys.stderr)
+            print(f"{way.title} is not measure_ways: there is no {widened}", file=sys.stderr)
             continue
         artifact = folder / "model.radixlm"
-        source = _with_tokenizer(widened, artifact, folder / "floats") if way.of_floats else gguf
+        source = _join_tokenizer(widened, artifact, folder / "floats") if way.of_floats else gguf
         compile_model(source, artifact, quantize=way.quantize, kv_dtype=way.kv_dtype)
         with served(artifact) as server:
             yield {"way": way.title, "scores": scored(server, folder, harness, tuple(METRICS))}
         if way == WAYS[0]:
-            yield from _of_shares(artifact, folder, harness)
+            yield from _measure_shares(artifact, folder, harness)
 
 
-def _with_tokenizer(widened: Path, artifact: Path, made: Path) -> Path:
-    """Write the file's numbers as floats with its own tokenizer, because transformers adds tokens that have no row."""
+def _join_tokenizer(widened: Path, artifact: Path, made: Path) -> Path:
+    """Return a checkpoint, made in folder `made`: the files of `widened` with the artifact's tokenizer.
+
+    The tokenizer that transformers wrote has tokens without a row.
+
+    Args:
+        widened: the model's numbers as floats, which transformers has written.
+    """
     if not made.exists():
         made.mkdir()
         for path in widened.iterdir():
@@ -108,30 +121,34 @@ def _with_tokenizer(widened: Path, artifact: Path, made: Path) -> Path:
     return made
 
 
-def _of_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
+def _measure_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row of scores for each share of a stored prefix that is read from disk.
+
+    For each, a server first learns from other questions about the same prefixes, and is started again.
+    """
     subprocess.run([RADIXLM, "calibrate", str(artifact), "--json"], check=True, stdout=subprocess.DEVNULL)
     in_parts = (sys.executable, "-m", "bench.lm_eval.in_parts")
     for budget in BUDGETS:
         with tempfile.TemporaryDirectory() as store:
             with ServedProcess([*in_parts, str(artifact), store, "--share", "1.0"]) as server:
-                asked(server, folder, harness, TAUGHT)
+                run_harness(server, folder, harness, TAUGHT)
                 _settle(server)
             with ServedProcess([*in_parts, str(artifact), store, "--share", str(budget)]) as server:
                 found = scored(server, folder, harness, ASKED)
-                in_part = _counted(server, 'parts_total{outcome="pruned"}')
+                in_part = _read_metric(server, 'parts_total{outcome="pruned"}')
         yield {"way": f"{budget:.0%} of stored prefixes", "scores": found, "in_part": in_part}
 
 
 def _settle(server: ServedProcess) -> None:
-    """Wait until the disk has everything, runs in order of importance included."""
+    """Wait until the server has written everything to disk, also prefixes in order of importance."""
     before = None
-    while before != (now := [_counted(server, name) for name in ("bytes_written_total", "runs_rewritten_total")]):
+    while before != (now := [_read_metric(server, name) for name in ("bytes_written_total", "runs_rewritten_total")]):
         before = now
         time.sleep(_QUIET_S)
 
 
-def _counted(server: ServedProcess, name: str) -> int:
-    """Return a metric of the store."""
+def _read_metric(server: ServedProcess, name: str) -> int:
+    """Return the value of the server's metric `radixlm_store_{name}`; 0 if it has none."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
         found = re.search(rf"(?m)^radixlm_store_{re.escape(name)} (\S+)", answer.read().decode())
     return int(float(found[1])) if found else 0
@@ -144,12 +161,12 @@ def served(artifact: Path) -> ServedProcess:
 
 def scored(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> Scores:
     """Return all metrics of some tasks."""
-    found = asked(server, folder, harness, tasks)
+    found = run_harness(server, folder, harness, tasks)
     return {f"{task} {metric}": float(found[task][f"{metric},none"]) for task in tasks for metric in METRICS[task]}
 
 
-def asked(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the harness's results of some tasks, by name."""
+def run_harness(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> dict[str, Any]:
+    """Run the harness on some tasks against a server; return its results, by task."""
     with tempfile.TemporaryDirectory() as out:
         url = f"http://127.0.0.1:{server.port}/v1/completions"
         told = f"model=model,base_url={url},num_concurrent=4,max_length=4096"

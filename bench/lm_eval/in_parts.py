@@ -22,7 +22,7 @@ from ..store.disks import open_store
 
 
 def main() -> None:
-    """Serve until the process is ended."""
+    """Serve the artifact until the process is ended; of each prefix on disk only the given share is read."""
     options = read_options(__doc__, "artifact", "store", port=8000, share=0.25)
     artifact = Artifact.open(options.artifact)
     with Engine(artifact, store=open_store(artifact, Path(options.store)), kv_budget=options.share) as engine:

@@ -61,20 +61,24 @@ def nq(doc, results):
 
 
 def write_tasks(folder: Path, most: int) -> None:
-    """Write the files of all tasks, at most `most` documents each; questions to learn from have the same prefixes."""
+    """Write the harness's files of all tasks, at most `most` documents each.
+
+    Tasks `taught_*`, from which a store learns, have other questions about the same prefixes.
+    """
     (folder / "judge.py").write_text(_JUDGE, encoding="utf-8")
     for task in METRICS:
         if task == "text":
-            _write(folder, task, _TEXT, islice(_passages(), most))
+            _write_task(folder, task, _TEXT, islice(_passages(), most))
             continue
         scored = list(islice(_questions(task, half=1), most))
         prefixes = {document["prefix"] for document in scored}
         taught = (document for document in _questions(task, half=0) if document["prefix"] in prefixes)
-        _write(folder, task, _asked(task), scored)
-        _write(folder, f"taught_{task}", _asked(task), taught)
+        _write_task(folder, task, _asked(task), scored)
+        _write_task(folder, f"taught_{task}", _asked(task), taught)
 
 
-def _write(folder: Path, task: str, asked: str, documents: Iterable[Any]) -> None:
+def _write_task(folder: Path, task: str, asked: str, documents: Iterable[Any]) -> None:
+    """Write a task's documents, and the file that describes the task."""
     lines = "".join(json.dumps(document) + "\n" for document in documents)
     (folder / f"{task}.jsonl").write_text(lines, encoding="utf-8")
     (folder / f"{task}.yaml").write_text(_TASK.format(task=task) + asked, encoding="utf-8")
@@ -95,7 +99,7 @@ def _passages() -> Iterator[dict[str, Any]]:
 
 
 def _questions(task: str, half: int) -> Iterator[dict[str, Any]]:
-    """Yield the questions after each prefix with an even number (half 0) or an odd number (half 1)."""
+    """Yield every second question of each prefix as a document: the even ones (half 0) or the odd ones (half 1)."""
     for number, asked in enumerate(SETS[task].asked(Path())):
         for question in asked.questions[half::2]:
             yield {"prefix": number, "text": asked.prefix + question.text, "right": json.dumps(question.right)}

@@ -13,7 +13,7 @@ from .page import render
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page of all results, `RESULTS.md`."""
     page = ROOT / "bench" / "RESULTS.md"
     page.write_text(render(RESULTS), encoding="utf-8")
     print(page)

@@ -18,7 +18,7 @@ _BUDGETS = (0.1, 0.25, 0.5, 0.75)
 
 
 def answers(results: Json) -> Iterator[str]:
-    """Yield a table for each model and set: a line for each way, a column for each share of the rows."""
+    """Yield a section for each model and set of questions: scores by the way rows are chosen, and by their share."""
     yield "## Answers over a part of a prefix"
     yield (
         "Replies of the most likely tokens over a share of the prefix's rows, judged by a program: the mean score, and "
@@ -27,11 +27,11 @@ def answers(results: Json) -> Iterator[str]:
         "of layers in which its probed heads disagree so much that IMPRESS loads the layer whole; here it never does."
     )
     for run in results["runs"].values():
-        yield from _answers_of(run)
+        yield from _scores_of_run(run)
 
 
 def lm_eval(results: Json) -> Iterator[str]:
-    """Yield a table for each model: a line for each format of numbers, and for each share of prefixes."""
+    """Yield the harness's scores of each model: a row for each weight and KV type, and each share of a prefix."""
     yield "## What lm-evaluation-harness scores"
     yield (
         "The harness as it is, by the server's URL. Perplexity a word of passages of Shakespeare; exact match of "
@@ -59,6 +59,7 @@ def _score(row: Json, name: str, form: str) -> str:
 
 
 def _in_part(row: Json) -> str:
+    """Return a cell: how many replies were made from a part of a prefix."""
     if _is_no_share(row):
         return "none was served in part"
     return f"{row['in_part']:,}" if "in_part" in row else ""
@@ -70,7 +71,7 @@ def _is_no_share(row: Json) -> bool:
 
 
 def baselines(results: Json) -> Iterator[str]:
-    """Yield a table of all ways, one of what each step adds, and the agreement of heads."""
+    """Yield tables that compare ways to choose a quarter of a prefix, and what each step of ours adds, by model."""
     yield "## A quarter of a prefix beside what others do"
     for run in results["runs"].values():
         yield f"### {run['model']}: {run['num_heads']} heads, {run['num_kv_heads']} KV heads"
@@ -121,7 +122,8 @@ def _baseline_rows(run: Json, title: str) -> Iterator[Json]:
         yield {**row, "other": other[way], "kl": unknown if kl is None else f"{kl[0]:.3f} ± {kl[1]:.3f}"}
 
 
-def _answers_of(run: Json) -> Iterator[str]:
+def _scores_of_run(run: Json) -> Iterator[str]:
+    """Yield the section of one run: mean scores by the way rows are chosen, and by the share of rows that is read."""
     [full] = [row for row in run["rows"] if row["way"] == "full"]
     ways: dict[str, dict[float, Json]] = {}
     for row in run["rows"]:

@@ -36,7 +36,7 @@ def match_cost(results: Json) -> Iterator[str]:
 
 
 def mooncake(results: Json) -> Iterator[str]:
-    """Yield hit rates by order of eviction and size of the pool."""
+    """Yield the hit rates of the prefix cache on Mooncake's trace, by order of eviction and size of the pool."""
     yield "## Mooncake's conversation trace"
     yield (
         f"{results['requests']:,} requests with {results['hash_ids']:,} hash ids, {results['distinct']:,} distinct, "
@@ -151,7 +151,7 @@ def replay_live(results: Json) -> Iterator[str]:
 
 
 def suffix(results: Json) -> Iterator[str]:
-    """Yield a row for each way and each beginning of replies: tokens, median seconds of the rounds, and pages."""
+    """Yield the cost of Llama-2's token of a lone space: a row for each way of matching and first word of replies."""
     yield "## What Llama-2's appended token costs"
     num_turns, num_layers = len(results["rows"][0]["turns"]), results["num_layers"]
     yield (

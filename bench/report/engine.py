@@ -25,7 +25,7 @@ _CURVES = {
 
 
 def engine(results: Json) -> Iterator[str]:
-    """Yield the engine's figures with their shares of the limits."""
+    """Yield the engine's speeds in prefill, decode and batches, with their shares of the machine's limits."""
     yield "## The engine"
     yield _limits(results)
     shares = results["shares"]
@@ -82,7 +82,7 @@ def _routing(kernels: Sequence[Json]) -> float:
 
 
 def growth(results: Json) -> Iterator[str]:
-    """Yield decode by context, prefill by prompt, a step by streams."""
+    """Yield the times of decoding by context, of prefill by prompt length, and of a step by concurrent requests."""
     yield "## How cost grows"
     for name, title in _CURVES.items():
         yield table(
@@ -146,7 +146,7 @@ def scaling(results: Json) -> Iterator[str]:
     for name, run in results["runs"].items():
         yield f"### {name}, {run['layers']} layers, {run['launch_us']:.2f} µs a launch of two threads"
         alone = {row["step"]: row for row in run["rows"] if row["num_threads"] == 1}
-        rows = [_scaled(row, alone[row["step"]], run) for row in run["rows"] if row["num_threads"] > 1]
+        rows = [_estimate_speedups(row, alone[row["step"]], run) for row in run["rows"] if row["num_threads"] > 1]
         columns: dict[str, Cell] = {"step": "{step}", "threads": "{num_threads}", "launches": "{num_launches}"}
         columns |= {"alone, ms": "{serial_s:ms .2f}", "balance": "{balance:.0%}", "times one thread": "{linear:.1f}"}
         columns |= {"launches of equal cost": "{equal:.1f}", "no cost": "{free:.1f}", "GB/s then": "{gb_per_s}"}
@@ -154,8 +154,12 @@ def scaling(results: Json) -> Iterator[str]:
         yield origin(run)
 
 
-def _scaled(row: Json, alone: Json, run: Json) -> Json:
-    """Return a row with its balance, and its speedup over one thread by the cost of launches."""
+def _estimate_speedups(row: Json, alone: Json, run: Json) -> Json:
+    """Return a row with its balance, three estimated speedups over one thread, and the bandwidth that they need.
+
+    The speedups differ in the cost of launches: growing with the threads (`linear`), the same for any number (`equal`),
+    or none (`free`).
+    """
     launches_s = row["num_launches"] * run["launch_us"] / 1e6
     least_s = row["serial_s"] + row["longest_s"]
     one_s = alone["serial_s"] + alone["parts_s"]
@@ -244,6 +248,7 @@ def lower_bound(ratios: Sequence[float]) -> float:
 
 
 def _limits(results: Json) -> str:
+    """Return a table of the machine's measured limits, such as bandwidth, with all threads and with one."""
     found = results["limits"]
     rows = [
         {"title": title, "all": found[name], "one": found[f"{name}_thread"]}
@@ -254,7 +259,7 @@ def _limits(results: Json) -> str:
 
 
 def hybrid(results: Json) -> Iterator[str]:
-    """Yield decode and prompts of a model that has states."""
+    """Yield the decode and prefill speed of a model with recurrent states, compared with llama.cpp."""
     yield "## A model that keeps states"
     yield (
         f"{results['model']}'s shape with random weights in 4 bits, medians of {results['num_rounds']} rounds: decode "

@@ -66,7 +66,7 @@ def publish(name: str, figures: Json, run: str | None = None) -> None:
 
 
 def render(directory: Path) -> str:
-    """Return the page of the results in `directory`."""
+    """Return the Markdown page of all results in `directory`."""
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         results = read_results(name, directory)

@@ -17,7 +17,7 @@ WORKLOADS = {
 
 
 def quality(results: Json) -> Iterator[str]:
-    """Yield a table for each model: a row for each policy and share of rows."""
+    """Yield the loss of reading a part of a prefix: for each model a table by policy and share of the rows."""
     runs = list(results["runs"].values())
     yield f"## A part of a prefix's KV: {WORKLOADS[runs[0]['workload']]}"
     yield (
@@ -36,7 +36,7 @@ def quality(results: Json) -> Iterator[str]:
 
 
 def needle(results: Json) -> Iterator[str]:
-    """Yield the same for answers to a new question."""
+    """Yield for each model a table of the facts found in prefixes: a row for each policy and share of rows."""
     yield "## A part of a prefix's KV: a fact that was not asked for before"
     yield "A fact lies at some depth of a prefix; found is where every token of the answer is the most likely one."
     for run in results["runs"].values():
@@ -52,6 +52,7 @@ def needle(results: Json) -> Iterator[str]:
 
 
 def _heading(run: Json) -> str:
+    """Return the heading of a run: its model, prefixes and queries."""
     return (
         f"### {run['model']}: {run['num_prefixes']} prefixes of {run['shortest_prefix']:,} to "
         f"{run['longest_prefix']:,} tokens, {run['rows'][0]['num_queries']} queries"
@@ -59,7 +60,7 @@ def _heading(run: Json) -> str:
 
 
 def scored(results: Json) -> Iterator[str]:
-    """Yield milliseconds of steps, a table for each model."""
+    """Yield for each model a table of milliseconds of steps, with and without scoring the KV rows that they read."""
     yield "## What scores of KV rows cost"
     yield (
         "`forward_scored`, which adds up how much attention each KV row gets from the tokens that are scored when they "
@@ -75,7 +76,7 @@ def scored(results: Json) -> Iterator[str]:
 
 
 def learned(results: Json) -> Iterator[str]:
-    """Yield the share of an order that stays, and the loss of a quarter of the rows by it."""
+    """Yield how much of the importance order stays as a prefix is queried, and the loss of reading a quarter by it."""
     passages, tasks = results["nq"], results["bbh"]
     yield "## What of a stored order outlives a restart"
     yield (
@@ -109,7 +110,7 @@ _ORDERS = {
 
 
 def amplification(results: Json) -> Iterator[str]:
-    """Yield bytes read by share of the rows and text, and bytes on disk."""
+    """Yield the bytes read for each share of the rows and text, and the bytes on disk."""
     yield "## Bytes read for each byte attended to"
     yield (
         f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "

@@ -51,7 +51,7 @@ def sizes(results: Json) -> Iterator[str]:
     )
     for run in results["runs"].values():
         have, whole = run["layers"]
-        yield from _run(run, SIZE_FIGURES, f"{run['model']}: {have} of {whole} layers, {run['target']}")
+        yield from _section_of(run, SIZE_FIGURES, f"{run['model']}: {have} of {whole} layers, {run['target']}")
 
 
 def _scaled(run: Json, figure: Figure, value: float | None) -> str:
@@ -64,7 +64,7 @@ def _scaled(run: Json, figure: Figure, value: float | None) -> str:
 
 
 def peers(results: Json) -> Iterator[str]:
-    """Yield all figures, model by model."""
+    """Yield a section for each model: every figure of all engines, and the best peer."""
     yield "## Beside other engines"
     yield (
         "One client asks all: streamed requests over HTTP, random prompts that share nothing unless the row says "
@@ -79,10 +79,11 @@ def peers(results: Json) -> Iterator[str]:
     )
     for run in results["runs"].values():
         # older runs had the machine's
-        yield from _run(run, FIGURES, f"{run['model']}, {run.get('target', 'x86-64-v4-vnni')}")
+        yield from _section_of(run, FIGURES, f"{run['model']}, {run.get('target', 'x86-64-v4-vnni')}")
 
 
-def _run(run: Json, figures: Sequence[Figure], title: str) -> Iterator[str]:
+def _section_of(run: Json, figures: Sequence[Figure], title: str) -> Iterator[str]:
+    """Yield the section of one model: a row for each figure, a column for each engine, and the best peer."""
     values = run["values"]
     names = [name for name in values if any(values[name].values())]
     yield f"### {title}"
@@ -136,6 +137,7 @@ def _rounds(found: Mapping[str, Sequence[float]], figures: Sequence[Figure]) -> 
 
 
 def _cell(values: Sequence[float] | None) -> str:
+    """Return the median and spread of the rounds' values; the value of a single round; `-` if there is none."""
     if not values:
         return "-"
     return spread(values) if len(values) > 1 else auto(values[0])

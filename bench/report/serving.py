@@ -131,7 +131,9 @@ def _pages_free(rung: Json) -> str:
     return f"{free:,} of {pages:,}" if free == pages else f"**{free:,} of {pages:,}**"
 
 
-def _seconds(name: str) -> Cell:
+def _percentiles_cell(name: str) -> Cell:
+    """Return a cell that shows the p50 and p99 of the field `name`, in seconds or milliseconds."""
+
     def cell(run: Json) -> str:
         times = [run[name][share] for share in ("p50", "p99")]
         return " / ".join(f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms" for seconds in times)
@@ -169,9 +171,9 @@ _LOAD_ROWS: Mapping[str, Cell] = {
     "lost pages": lambda run: str(sum(run["leaks"].values())),
     "tokens a second": "{tokens_per_s:.0f}",
     "prompt tokens from the cache": "{cached_share:.0%}",
-    "first token, p50 / p99": _seconds("first_token_s"),
-    "between tokens, p50 / p99": _seconds("between_tokens_s"),
-    "`/health`, p50 / p99": _seconds("health_s"),
+    "first token, p50 / p99": _percentiles_cell("first_token_s"),
+    "between tokens, p50 / p99": _percentiles_cell("between_tokens_s"),
+    "`/health`, p50 / p99": _percentiles_cell("health_s"),
     "memory warm → end, MiB": _memory,
     "all held": lambda run: "yes" if run["is_met"] else "**no**",
 }

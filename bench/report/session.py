@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 400, 60, 150, 40, 50
 
 
 def session(results: Json) -> Iterator[str]:
-    """Yield a row for each server and way."""
+    """Yield the coding session's times: a row for each server and way, whole, killed or unloaded."""
     have, whole = results["layers"]
     ways = results["ways"]
     some = next(iter(next(iter(ways.values())).values()))
@@ -54,6 +54,7 @@ def session(results: Json) -> Iterator[str]:
 
 
 def _figures(answers: Sequence[Json], results: Json) -> Json:
+    """Return one server's figures: seconds in all and to first tokens, cached tokens, and seconds for all layers."""
     have, whole = results["layers"]
     seen: set[int] = set()
     others = []

@@ -68,6 +68,7 @@ def first_token(results: Json) -> Iterator[str]:
 
 
 def _first_token(results: Json) -> Iterator[str]:
+    """Yield the section of one model: seconds by disk and way, the gain of a quarter, and the bytes that are read."""
     found = _Measured(results)
     yield f"## The first token with a part of a stored prefix: {results['model']}, {WORKLOADS[results['workload']]}"
     yield (
@@ -116,7 +117,9 @@ class _Measured:
         names = {"computed": _RECOMPUTE, **{_WAYS[way]: f"{{disk}} {way}" for way in self._ways}}
         rows = []
         for disk in self._disks:
-            values = [self._all("seconds", name.format(disk=disk), num_joined, is_first) for name in names.values()]
+            values = [
+                self._values_of("seconds", name.format(disk=disk), num_joined, is_first) for name in names.values()
+            ]
             rows.append({"disk": _DISKS[disk], "seconds": [_median(some, ".3f") for some in values]})
         return table({"disk": "{disk}"} | each(names, "seconds"), rows)
 
@@ -129,7 +132,7 @@ class _Measured:
             for disk in disks
             for num_joined in self.shapes
             for is_first in (True, False)
-            if self._all("seconds", f"{disk} {_QUARTER}", num_joined, is_first)
+            if self._values_of("seconds", f"{disk} {_QUARTER}", num_joined, is_first)
         ]
         columns: dict[str, Cell] = {"disk, tokens": "{name}", "times as fast as full": "{gain:.2f}"}
         columns[f"{MIN_GAIN} is"] = lambda row: met(row["gain"] >= MIN_GAIN) if row["is_slow"] else ""
@@ -150,29 +153,35 @@ class _Measured:
             cells = []
             for num_joined in self.shapes:
                 for is_first in (True, False):
-                    read = [self._all("read_bytes", f"{disk} {way}", num_joined, is_first) for disk in self._disks]
+                    read = [
+                        self._values_of("read_bytes", f"{disk} {way}", num_joined, is_first) for disk in self._disks
+                    ]
                     cells.append([one for some in read for one in some])
-                cells.append(self._all("device_bytes", f"real {way}", num_joined, False))
+                cells.append(self._values_of("device_bytes", f"real {way}", num_joined, False))
             rows.append({"way": _WAYS[way], "mb": [_median([one / 1e6 for one in some], ".1f") for some in cells]})
         return table({"MB read": "{way}"} | each(names, "mb"), rows)
 
     def known_mib(self) -> float:
-        """Return the memory for runs, for each token that is stored."""
+        """Return the MiB of memory that orders and probe keys take for each stored token."""
         known = max(one["known_bytes"] for one in self._measured.values())
         num_tokens = sum(length // PAGE_SIZE * PAGE_SIZE for _, length in self._results["num_tokens"])
         return float(known / num_tokens / 2**20)
 
     def _gain(self, disk: str, num_joined: int, is_first: bool) -> Json:
+        """Return how much faster a quarter is read than a full load, and how it compares with computing and the
+        planner.
+        """
         ways = {
-            way: self._all("seconds", f"{disk} {way}", num_joined, is_first) for way in (_FULL, "planner", _QUARTER)
+            way: self._values_of("seconds", f"{disk} {way}", num_joined, is_first)
+            for way in (_FULL, "planner", _QUARTER)
         }
-        computed = median(self._all("seconds", _RECOMPUTE, num_joined, is_first))
+        computed = median(self._values_of("seconds", _RECOMPUTE, num_joined, is_first))
         full, quarter = median(ways[_FULL]), median(ways[_QUARTER])
         exact = min([computed, full, *([median(ways["planner"])] if ways["planner"] else [])])
-        read = self._all("read_bytes", f"{disk} {_FULL}", num_joined, is_first)
+        read = self._values_of("read_bytes", f"{disk} {_FULL}", num_joined, is_first)
         disk_s = 0.0 if disk == "real" else median(read) / (float(disk) * 1e6)  # for a full load
         loaded, dropped = (
-            self._all(field, f"{disk} {_QUARTER}", num_joined, is_first) for field in ("loaded", "dropped_mass")
+            self._values_of(field, f"{disk} {_QUARTER}", num_joined, is_first) for field in ("loaded", "dropped_mass")
         )
         estimates = [one for one in dropped if one is not None]
         return {
@@ -187,8 +196,14 @@ class _Measured:
             "dropped": f"{sum(estimates) / len(estimates):.3f}" if estimates else "",
         }
 
-    def _all(self, field: str, name: str, num_joined: int, is_first: bool) -> list[float]:
-        """Return values of the first requests of each prefix, or of the others, for which probe keys are in memory."""
+    def _values_of(self, field: str, name: str, num_joined: int, is_first: bool) -> list[float]:
+        """Return the values of a field of all requests in some groups.
+
+        Args:
+            name: disk and way, or `_RECOMPUTE`.
+            num_joined: number of texts that a prefix is joined from.
+            is_first: first requests of each prefix, before its probe keys are in memory; else the later ones.
+        """
         groups = self._measured.get(name, {"groups": []})["groups"]
         mine = [one for one in groups if (one["num_joined"], one["is_first"]) == (num_joined, is_first)]
         return [value for group in mine for value in group[field]]

@@ -64,7 +64,7 @@ def met(is_met: bool) -> str:
 
 
 def origin(results: Json) -> str:
-    """Return the command, commit and date of results, and the machine."""
+    """Return the line under a table: command, commit and date of its results, and the machine."""
     made = results["origin"]
     tvm = f"apache-tvm {made['apache_tvm']}"
     return f"`{made['command']}`, commit {made['commit']}, {made['date']}; {made['machine']}; {tvm}."
@@ -72,6 +72,7 @@ def origin(results: Json) -> str:
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
+        """Format a number by a spec that may begin with a unit, or be `auto`; see `table`."""
         unit, _, rest = format_spec.partition(" ")
         if unit in UNITS:
             value, format_spec = value * UNITS[unit], rest

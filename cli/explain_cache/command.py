@@ -57,12 +57,13 @@ def command(model: str, file: Path, max_tokens: int, no_generate: bool, as_json:
             played = playback.play(turn)
             explained.append({"turn": number, "message": str(played.why_not_more), **msgspec.to_builtins(played)})
             if not as_json:
-                _show(number, played)
+                _print_turn(number, played)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(explained)))
 
 
-def _show(number: int, played: Played) -> None:
+def _print_turn(number: int, played: Played) -> None:
+    """Print how many tokens of a turn's prompt are cached, by kind of match, and why no more are."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in played.tokens_by_kind.items())
     cached = f"{played.num_cached_tokens} from the cache ({kinds})" if kinds else "none from the cache"
     click.echo(f"turn {number}: {played.num_prompt_tokens} prompt tokens, {cached}")

@@ -62,7 +62,9 @@ class Turn:
             return msgspec.convert(self.body, CompletionRequest)
         messages = self.body["messages"]
         if isinstance(messages, list):
-            messages = [_replied(replies[item.place]) if isinstance(item, ReplyTo) else item for item in messages]
+            messages = [
+                _assistant_message(replies[item.place]) if isinstance(item, ReplyTo) else item for item in messages
+            ]
         return msgspec.convert({**self.body, "messages": messages}, ChatRequest)
 
 
@@ -74,7 +76,7 @@ def read_turns(data: bytes) -> list[Turn]:
     """
     try:
         items = msgspec.json.decode(data, type=list[dict[str, Any]])
-        turns = _conversation(items) if items and "role" in items[0] else _requests(items)
+        turns = _turns_of_conversation(items) if items and "role" in items[0] else _turns_of_requests(items)
         for turn in turns:
             turn.request([""] * len(turns))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -84,7 +86,7 @@ def read_turns(data: bytes) -> list[Turn]:
     return turns
 
 
-def _conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
+def _turns_of_conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
     """Return the turns of a conversation: one for each reply, and one for each question without a reply."""
     from radixlm.runtime.server.openai.messages import ChatMessage
 
@@ -101,7 +103,7 @@ def _conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
     return turns
 
 
-def _requests(items: Sequence[dict[str, Any]]) -> list[Turn]:
+def _turns_of_requests(items: Sequence[dict[str, Any]]) -> list[Turn]:
     """Return the turns of request bodies. A missing `reply` is taken from a later request that continues this one."""
     turns = []
     for number, item in enumerate(items, 1):
@@ -111,12 +113,12 @@ def _requests(items: Sequence[dict[str, Any]]) -> list[Turn]:
             messages = [_without_ids(message) for message in body["messages"]]
             body["messages"] = messages
             if reply is None:
-                reply = _found_reply(item["messages"], [later.get("messages") for later in items[number:]])
+                reply = _find_reply(item["messages"], [later.get("messages") for later in items[number:]])
         turns.append(Turn(body, reply))
     return turns
 
 
-def _found_reply(messages: list[Any], later: Sequence[object]) -> Reply | None:
+def _find_reply(messages: list[Any], later: Sequence[object]) -> Reply | None:
     """Return the assistant message that follows these messages in a later request, or None."""
     for others in later:
         if isinstance(others, list) and others[: len(messages)] == messages and len(others) > len(messages):
@@ -127,11 +129,12 @@ def _found_reply(messages: list[Any], later: Sequence[object]) -> Reply | None:
 
 
 def _reply_of(message: Mapping[str, Any]) -> Reply:
+    """Return the known reply in an assistant message: its `token_ids`, or else its text."""
     reply: Reply = msgspec.convert(message.get("token_ids", message.get("content")), Reply)
     return reply
 
 
-def _replied(text: str) -> dict[str, str]:
+def _assistant_message(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
@@ -171,7 +174,10 @@ class Playback:
         self._end = eos_ids[:1] or (0,)
 
     def play(self, turn: Turn) -> Played:
-        """Run the turn's request, with the known reply as the model's output.
+        """Run the turn's request with the known reply as the model's output, and measure what was cached.
+
+        Returns:
+            The number of the prompt's tokens and of cached ones, those by kind of match, and why no more were cached.
 
         Raises:
             ValueError: the request is refused, or the reply has ids outside the vocabulary.
@@ -182,7 +188,7 @@ class Playback:
         namespace = self._engine.namespaces.of(
             CacheScope(cache_salt=request.cache_salt, prompt_cache_key=request.prompt_cache_key)
         )
-        completion = self._ask(request, self._params(request, turn.reply), namespace)
+        completion = self._ask(request, self._script_reply(request, turn.reply), namespace)
         self._runner.script.clear()
         self._replies.append(completion.text)
         why = completion.cache_match.why_not_more
@@ -202,6 +208,10 @@ class Playback:
         self._engine.close()
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
+        """Open the engine's runner, which outputs the ids of its `script` as replies.
+
+        Without scripted ids the model generates; if missing replies are not generated, no model is loaded.
+        """
         from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
         model: Runner | None = None
@@ -213,6 +223,7 @@ class Playback:
         return self._runner
 
     def _ask(self, request: ChatRequest | CompletionRequest, params: SamplingParams, namespace: bytes) -> Completion:
+        """Run a chat or completion request on the engine in a cache namespace; return its completion."""
         from radixlm.runtime.engine.request_options import RequestOptions
         from radixlm.runtime.server.openai.chat_request import ChatRequest
 
@@ -224,16 +235,26 @@ class Playback:
         options = options.changed(strip_suffix=request.strip_suffix)
         return self._engine.generate(request.one_prompt, params, options=options)
 
-    def _params(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
-        """Return the request's sampling parameters; for a known reply, greedy ones that reproduce it."""
+    def _script_reply(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
+        """Return the request's sampling parameters.
+
+        For a known reply they are greedy, and its ids are put into the runner's script, which the runner outputs.
+        """
         defaults = dataclasses.replace(self._engine.default_params, temperature=0.0, max_tokens=self._max_tokens)
         if reply is None and self._generates:
             return request.sampling_params(defaults)
-        ids = self._ids(request, reply) or self._end
+        ids = self._reply_ids(request, reply) or self._end
         self._runner.script.extend(ids)
         return dataclasses.replace(defaults, max_tokens=len(ids), repetition_penalty=1.0)
 
-    def _ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
+    def _reply_ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
+        """Return the ids of a known reply as the runner outputs them: its own, or those of its text and an end.
+
+        For a completion they begin with the prompt's space, if that was stripped. None counts as an empty reply.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
         from radixlm.runtime.chat.reply_start import given_reply
         from radixlm.runtime.server.openai.chat_request import ChatRequest
 

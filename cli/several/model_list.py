@@ -42,8 +42,8 @@ class ModelEntry:
     is_found: bool = False
 
     @property
-    def called(self) -> str:
-        """The name for clients: by default that of the file or folder, also of a link."""
+    def client_name(self) -> str:
+        """The model's name for clients: the given one, or that of its file or folder. A link has its own name."""
         path = os.path.abspath(self.source)  # not resolved
         own = whole_stem(path) if os.path.exists(path) else short_name(self.source)
         return self.name or own.removesuffix(SUFFIX)
@@ -55,7 +55,7 @@ class ModelEntry:
 
 
 def read_models(given: Sequence[str]) -> list[ModelEntry]:
-    """Return the models in order.
+    """Return the models of `--models` in order; each argument is a model, a folder of models, or a TOML file.
 
     Raises:
         ArtifactNotFound: a path does not exist.
@@ -65,6 +65,12 @@ def read_models(given: Sequence[str]) -> list[ModelEntry]:
 
 
 def _read(given: str) -> Iterator[ModelEntry]:
+    """Yield the models of one argument: a TOML file's, a folder's, or the model itself.
+
+    Raises:
+        ArtifactNotFound: it does not exist.
+        InvalidParameter: a folder has no model, or a TOML file is invalid.
+    """
     path = Path(given)
     if path.suffix == ".toml" and path.is_file():
         yield from _in_toml(path)
@@ -84,6 +90,11 @@ def _read(given: str) -> Iterator[ModelEntry]:
 
 
 def _in_toml(path: Path) -> Iterator[ModelEntry]:
+    """Yield the models of a TOML file.
+
+    Raises:
+        InvalidParameter: it cannot be read, or has anything but tables of models.
+    """
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -97,6 +108,16 @@ def _in_toml(path: Path) -> Iterator[ModelEntry]:
 
 
 def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
+    """Return the model that a table of a TOML file describes.
+
+    Args:
+        place: names the table in errors.
+        folder: that of the file; a source that exists there is relative to it.
+
+    Raises:
+        ArtifactNotFound: the source does not exist.
+        InvalidParameter: a value is missing or has another type.
+    """
     text, texts, switch = (str, "a text"), (list, "a list of texts"), (bool, "true or false")
     for name, (kind, wanted) in {"source": text, "name": text, "aliases": texts, "pinned": switch}.items():
         if name in table and not isinstance(table[name], kind):
@@ -122,6 +143,7 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
 
 
 def _arguments(name: str, value: object) -> Iterator[str]:
+    """Yield the command line's arguments for an option of a TOML table."""
     flag = f"--{name.replace('_', '-')}"
     if value is True:
         yield flag

@@ -113,12 +113,18 @@ class PulledModels:
                 remove_artifact(own)
 
     def _known_artifacts(self, spec: ModelSpec) -> Sequence[Path]:
+        """Return the artifacts of a model; none if its files are gone."""
         try:
             return self.artifacts(spec)
         except (RadixLMError, OSError):  # its files are gone
             return ()
 
     def _write(self, names: Iterable[str]) -> None:
+        """Replace the file of pulled models' names, so that it survives a power loss.
+
+        Raises:
+            HTTPError: it cannot be written.
+        """
         unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         try:
             with unnamed.open("w", encoding="utf-8") as file:

@@ -174,7 +174,7 @@ def _spec(
     Raises:
         InvalidParameter: its options are invalid.
     """
-    name, own_store = entry.called, (entry.options or {}).get("store")
+    name, own_store = entry.client_name, (entry.options or {}).get("store")
     if own_store is None and store is not None:
         own_store = Path(store) / name.replace("/", "_")
     spec = ModelSpec(
@@ -242,6 +242,7 @@ def _key_file(keys: Sequence[str], until: ExitStack) -> Path | None:
 
 
 def _say(text: str, log_format: str) -> None:
+    """Print a line for the operator, or log it with `--log-format json`."""
     if log_format == "json":
         _log.info("%s", text)
     else:

@@ -56,6 +56,7 @@ def _read_line() -> bytes:
 
 
 def _stop_at_end() -> None:
+    """End this process once its standard input closes, because the router has ended."""
     while os.read(_STDIN, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

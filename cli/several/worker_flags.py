@@ -120,6 +120,7 @@ def parsed_flags(command: click.Command, source: str, flags: Sequence[str], plac
 
 
 def _arguments(param: click.Option, value: Any) -> Iterator[str]:
+    """Yield the command line's arguments that give a flag this value."""
     if param.is_flag:
         yield flag_of(param) if value else param.secondary_opts[0]
     else:

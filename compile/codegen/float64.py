@@ -68,7 +68,7 @@ def _rounded(value: Expr, quadrant: Expr, n: int) -> Expr:
 
 
 def _series(coefficients: tuple[float, ...], x: Expr, n: int) -> Expr:
-    """Return the polynomial at `x`; coefficients have the lowest power first."""
+    """Return the polynomial at `x`, of `n` lanes; coefficients have the lowest power first."""
     value = _double(coefficients[-1], n)
     for c in coefficients[-2::-1]:
         value = bound(value * x) + _double(c, n)

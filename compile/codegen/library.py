@@ -142,7 +142,7 @@ def _key(function: Any, target: Target) -> str:
 
 
 def _compile(key: str, function: Any, target: Target) -> bytes:
-    """Compile one function, or LLVM IR, to an object file."""
+    """Compile one function, or LLVM IR, to an object file. A function without a symbol is called `kernel_{key}`."""
     if isinstance(function, str):
         return _object_file(_loaded_ir(function))
     tvm_target = target.tvm_target()

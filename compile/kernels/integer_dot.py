@@ -88,7 +88,10 @@ class Dot:
         return acc + _added_pairs(products)
 
     def _add_pairs(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
-        """Add products of int8 pairs in 16 bits. Returns the new accumulator."""
+        """Multiply bytes, add neighbouring products in 16 bits, and add these sums to the accumulator.
+
+        `acc` and the result are int32 vectors whose bits are 16-bit sums.
+        """
         size = self.piece_bytes
         signed = T.reinterpret(vector_type("int8", size), splat(x, self.piece_lanes))
         name = "llvm.x86.avx512.pmaddubs.w.512" if size == 64 else "llvm.x86.avx2.pmadd.ub.sw"

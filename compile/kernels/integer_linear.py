@@ -180,7 +180,7 @@ class _IntegerMatrix:
         def times_tiles(block: Expr) -> None:
             tile = tile_of(block, many, 1)
             with serial(tiles) as t:
-                self._times(tile, rows_of(t * many, many), self._first(t))
+                self._times(tile, rows_of(t * many, many), self._fetch_in_first_tile(t))
 
         with serial(T.min(T.int64(self.spans.width), self.blocks - first)) as n:
             block = bound(first + n)
@@ -194,7 +194,7 @@ class _IntegerMatrix:
                 times_tiles(block)
             for rows in range(2, many, 2):
                 with when(rest == rows):
-                    self._times(tile_of(block, rows, 1), rows_of(tiles * many, rows), self._first(tiles))
+                    self._times(tile_of(block, rows, 1), rows_of(tiles * many, rows), self._fetch_in_first_tile(tiles))
 
     def times_candidates(self, candidates: Memory, count: int, num_rows: Expr) -> None:
         """Multiply one output of one row at a time; the next one's block is prefetched meanwhile."""
@@ -249,7 +249,7 @@ class _IntegerMatrix:
                 else:
                     begin(p, t)
                 with serial(count) as g:
-                    self._first(t)(tile, p * panel + g)
+                    self._fetch_in_first_tile(t)(tile, p * panel + g)
                     tile.add_group(p * panel + g, rows, lambda n, *part: unpacked[self._loose(g, *part)])
                 if self.kind.is_nested:
                     begin(p, t)
@@ -260,8 +260,12 @@ class _IntegerMatrix:
                     with earlier:
                         tile.store(sums, t)
 
-    def _first(self, before: Expr) -> Fetch:
-        """Return a prefetch of the next blocks by the first tile of its blocks only; `before` counts tiles."""
+    def _fetch_in_first_tile(self, before: Expr) -> Fetch:
+        """Return a prefetch of the next weight blocks that only the first tile of rows emits.
+
+        Args:
+            before: number of tiles that have read the current blocks already.
+        """
 
         def fetch(tile: Tile, g: Expr) -> None:
             with when(before == 0):

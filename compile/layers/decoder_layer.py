@@ -86,7 +86,10 @@ class DecoderLayer:
         self.self_attn.keep(op, self._entering(op, x, self.attention_norm))
 
     def _mix(self, op: Operations[R, A], x: R) -> R:
-        """Return `x` plus the mixer and its parallel branch; neither is added before both have read x."""
+        """Return `x` plus the attention or recurrent mixer, and plus the mixer `beside` it, if the layer has two.
+
+        Both read the same normed x. The feed-forward comes after; see `_parallel` for layers where it is beside, too.
+        """
         entering = self._entering(op, x, self.attention_norm)
         mixed = self.self_attn.forward(op, entering)
         beside = None if self.beside is None else self.beside.forward(op, entering)
@@ -111,7 +114,10 @@ class DecoderLayer:
         return op.add_norm(x, branch.finish(op, value), post_norm, factor=factor)
 
     def _parallel(self, op: Operations[R, A], x: R) -> R:
-        """Return `x` plus both branches, which read the same x; neither is added before both have read it."""
+        """Return `x` plus attention plus the feed-forward, which both read the same x, as in GPT-J.
+
+        Neither is added before both have read it.
+        """
         assert self.mlp is not None and self.attention_norm is not None
         normed = op.norm(x, self.attention_norm)
         gathered = self.self_attn.forward(op, normed)

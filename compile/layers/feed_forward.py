@@ -97,7 +97,10 @@ class ExpertsFeedForward:
             yield from self.shared.parts()
 
     def forward(self, op: Operations[R, A], x: A, unnormed: R) -> R:
-        """Return the branch's output."""
+        """Return the sum of the chosen experts and of the shared one, without x.
+
+        `unnormed` is x before the norm, which some routers read.
+        """
         y = op.experts(x, unnormed, self.spec)
         if self.shared is None:
             return y

@@ -28,7 +28,10 @@ def is_model_directory(path: Path) -> bool:
 
 
 def models_in(folder: Path) -> list[Path]:
-    """Return the models of a folder, sorted: of a split GGUF file, the first part."""
+    """Return the models of a folder, sorted: artifacts, directories with a model, and GGUF files.
+
+    Projectors and later parts of split files are none.
+    """
     return [path for path in sorted(folder.iterdir()) if _is_model(path)]
 
 

@@ -131,7 +131,7 @@ class AnswerConstraint:
         return own, self._splitter.state(), self._decoder.state(), self._inner, state_of(self._inner)
 
     def restore(self, state: Any) -> None:
-        """See `Rewindable`."""
+        """Rewind to a state that `state` returned; see `Rewindable`."""
         own, splitter, decoder, self._inner, inner = state
         self._is_inside, self._is_first, begin, self._gap, self._written = own
         self._begin = list(begin)
@@ -168,6 +168,11 @@ class AnswerConstraint:
         self._splitter.push(self._decoder.push(token_id))
 
     def _think(self, token_id: int) -> None:
+        """Advance by a token of the reasoning; the constraint applies once the reasoning has ended.
+
+        Raises:
+            ConstraintFailed: the token also begins the answer.
+        """
         text = self._decoder.push(token_id)
         self._written = (self._written + text)[-len(self._tokens.last_tag) :]
         said = self._splitter.push(text)

@@ -74,7 +74,10 @@ class Conversations:
         return self._reasoning.for_template(turns), known, kwargs
 
     def rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
-        """Return the text of `values`, and the generation prompt.
+        """Return the text of a conversation as the template writes it, with the generation prompt.
+
+        Args:
+            told, known, kwargs: the messages, tools and variables that `values` returned.
 
         Raises:
             InvalidRequest: there is no usable template, or it refuses the messages.
@@ -127,9 +130,10 @@ class ToolDefinitions:
         >>> ToolDefinitions(template).for_template([Tool("now", {"type": "object"})])[0]["function"]
         {'name': 'now', 'description': '', 'parameters': {'type': 'object'}}
         """
-        return [self._filled(tool).for_template() for tool in tools]
+        return [self._fill_in(tool).for_template() for tool in tools]
 
-    def _filled(self, tool: Tool) -> Tool:
+    def _fill_in(self, tool: Tool) -> Tool:
+        """Return a tool with the optional fields that the template reads, empty if missing, and without null fields."""
         if tool.description is None and self._reads_descriptions:
             tool = replace(tool, description="")
         asked = {key: value for key, value in tool.parameters.items() if value is not None}
@@ -143,13 +147,16 @@ class ToolDefinitions:
 
     @cached_property
     def _reads_descriptions(self) -> bool:
-        return not self._takes(replace(_WHOLE, description=None)) and self._takes(replace(_WHOLE, description=""))
+        return not self._renders_with(replace(_WHOLE, description=None)) and self._renders_with(
+            replace(_WHOLE, description="")
+        )
 
     @cached_property
     def _reads_properties(self) -> bool:
-        return not self._takes(replace(_WHOLE, parameters={"type": "object"})) and self._takes(_WHOLE)
+        return not self._renders_with(replace(_WHOLE, parameters={"type": "object"})) and self._renders_with(_WHOLE)
 
-    def _takes(self, tool: Tool) -> bool:
+    def _renders_with(self, tool: Tool) -> bool:
+        """Return whether the template renders a conversation with this tool; True if there is no template."""
         if self._template is None:
             return True
         try:

@@ -142,6 +142,11 @@ class FairLock:
         assert self._num_waiting == sum(map(len, self._waiting.values()))
 
     def _enter(self, client: str, wake: Callable[[], object]) -> _Waiter:
+        """Take a free turn, or join the queue; `wake` is called when the turn comes, or the place is lost.
+
+        Raises:
+            EngineOverloaded: made by `refusal`; too many wait, and no client has more callers than this one.
+        """
         waiter = _Waiter(wake)
         with self._lock:
             if self._num_free:
@@ -152,6 +157,13 @@ class FairLock:
         return waiter
 
     def _queue(self, client: str, waiter: _Waiter) -> None:
+        """Add a caller to the queue; if it is full, the client with the most callers loses its newest one.
+
+        The one that lost its place is woken.
+
+        Raises:
+            EngineOverloaded: made by `refusal`; no client has more callers than this one.
+        """
         num_waiting = sum(lock._num_waiting for lock in self._together)
         if num_waiting >= self._max_waiting():
             by_client = Counter[str]()
@@ -168,12 +180,14 @@ class FairLock:
         self._num_waiting += 1
 
     def _require_turn(self, client: str, waiter: _Waiter) -> None:
+        """Leave the queue and raise the refusal if the turn has not come."""
         with self._lock:
             if not waiter.has_turn:
                 self._remove(client, waiter)
                 raise self._refusal(sum(lock._num_waiting for lock in self._together))
 
     def _leave(self, client: str, waiter: _Waiter) -> None:
+        """Leave the queue, or pass the turn on to the next caller."""
         with self._lock:
             if not waiter.has_turn:
                 self._remove(client, waiter)
@@ -183,6 +197,7 @@ class FairLock:
                 self._call_next()
 
     def _call_next(self) -> None:
+        """Give the turn to the first caller of the next client, and put that client last."""
         client, waiters = next(iter(self._waiting.items()))
         waiter = waiters[0]
         self._remove(client, waiter)

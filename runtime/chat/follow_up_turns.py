@@ -47,7 +47,13 @@ class ModelPrompts(Protocol):
         *,
         seam_of: bytes | None,
         remembers: bool,
-    ) -> PreparedPrompt: ...
+    ) -> PreparedPrompt:
+        """Prepare the prompt of a conversation.
+
+        Args:
+            seam_of: namespace of the earlier texts that its encoding can continue; None: none.
+            remembers: later prompts can continue this one's encoding.
+        """
 
 
 class FollowUpTurns:
@@ -65,7 +71,7 @@ class FollowUpTurns:
         Args:
             tools: tools that it may call.
         """
-        read = self._read(reply, tools)
+        read = self._parse_reply(reply, tools)
         words = read.content if read.calls else reply
         versions = dict.fromkeys([words, words.rstrip(), words.strip()])
         if read.calls or reasoning:
@@ -93,20 +99,25 @@ class FollowUpTurns:
         Raises:
             InvalidRequest: the template refuses the conversation.
         """
-        read = self._read(reply, tools)
+        read = self._parse_reply(reply, tools)
         keeps_reasoning = any(message.get(REASONING_FIELD) for message in messages)
         if read.calls and (keeps_reasoning or not reasoning):
             return ()
         said = _message_of(read if read.calls else ReadReply(reply), reasoning if keeps_reasoning else "")
         one, other = (
             self._prompts.chat(
-                [*messages, said, *_answers(read, text)], tools, template_kwargs, seam_of=seam_of, remembers=False
+                [*messages, said, *_possible_next_messages(read, text)],
+                tools,
+                template_kwargs,
+                seam_of=seam_of,
+                remembers=False,
             ).ids
             for text in _ANYTHING
         )
         return tuple(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
-    def _read(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
+    def _parse_reply(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
+        """Return a reply's text with the tool calls in it; without `tools` it has none."""
         if not tools:
             return ReadReply(reply)
         return read_reply(reply, self._prompts.tool_format, tools)
@@ -137,8 +148,8 @@ def _message_of(reply: ReadReply, reasoning: str) -> Message:
     return {**said, "tool_calls": calls} if calls else said
 
 
-def _answers(reply: ReadReply, text: str) -> list[Message]:
-    """Return possible answers to a reply: from the tools that it calls, else from the user."""
+def _possible_next_messages(reply: ReadReply, text: str) -> list[Message]:
+    """Return messages that may follow a reply: a result for each tool call, or if it has none a user message."""
     if not reply.calls:
         return [{"role": "user", "content": text}]
     return [{"role": "tool", "tool_call_id": call.call_id, "content": text} for call in reply.calls]

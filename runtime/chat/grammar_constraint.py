@@ -121,6 +121,7 @@ class GrammarConstraint:
         return forked
 
     def _failure(self) -> ConstraintFailed:
+        """Count a failed grammar, and return the error with the library's reason."""
         self._work.on_failed()
         reason = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())
         return ConstraintFailed(f"the reply cannot follow its grammar any further: {reason[:300]}; simplify it")

@@ -65,18 +65,19 @@ class GrammarTrial:
         self._stop: Callable[[], object] = lambda: None
 
     def start(self, *, is_awaited: bool = True) -> None:
-        """Start the process now rather than with the first grammar, and wait until it is ready.
+        """Start the process now rather than with the first grammar; return once it is ready.
 
-        Unless `is_awaited`, the process gets only idle CPU time. A caller that awaits it does not
-        wait for such a start: it ends that one, and makes its own.
+        Args:
+            is_awaited: a request waits for the process. If False, it starts with idle CPU time only. A later start that
+                is awaited does not wait for that one: it ends that process, and starts another.
 
         Raises:
-            EngineError: it does not start, or another caller ended this start.
+            EngineError: it does not start, or an awaited start ended this one.
         """
         if is_awaited and self._is_starting_aside and self._process is not None:
             _kill(self._process)
         with self._lock:
-            self._started(is_awaited=is_awaited)
+            self._ensure_started(is_awaited=is_awaited)
 
     @property
     def process_id(self) -> int | None:
@@ -94,7 +95,7 @@ class GrammarTrial:
         wish = {"kind": grammar.kind, "text": grammar.text, "is_strict": grammar.is_strict}
         line = json.dumps(wish | {"real_limit_s": max(real_limit_s, _LEAST_S)}).encode() + b"\n"
         with self._lock:
-            answer = self._ask(line, real_limit_s + _PATIENCE_S)
+            answer = self._ask_process(line, real_limit_s + _PATIENCE_S)
         if "late" in answer:
             raise OutOfTime(is_busy=answer["late"] == "busy")
         if "error" in answer:
@@ -111,8 +112,13 @@ class GrammarTrial:
             self._stop()
             self._process = None
 
-    def _ask(self, line: bytes, timeout_s: float) -> dict[str, str]:
-        process = self._started()
+    def _ask_process(self, line: bytes, timeout_s: float) -> dict[str, str]:
+        """Send the process a grammar as a line of JSON, and return its answer; start it if it does not run.
+
+        Raises:
+            EngineError: the process failed, and was ended.
+        """
+        process = self._ensure_started()
         try:
             return _exchange(process, line, timeout_s)
         except (OSError, ValueError, TimeoutError) as error:
@@ -125,7 +131,12 @@ class GrammarTrial:
         if self._is_closed:
             raise EngineClosed("the engine was closed; open it again")
 
-    def _started(self, *, is_awaited: bool = True) -> subprocess.Popen[bytes]:
+    def _ensure_started(self, *, is_awaited: bool = True) -> subprocess.Popen[bytes]:
+        """Return the running process; start it if there is none, and wait until it is ready.
+
+        Raises:
+            EngineError: it does not start; EngineClosed after `close`.
+        """
         self._require_open()
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -149,7 +160,10 @@ class GrammarTrial:
 
 
 def _refusal(grammar: Grammar, error: str) -> InvalidGrammar:
-    """Return the library's message in one line. It does not quote our own grammars, which clients do not know."""
+    """Return the error for a grammar that the library refused, with its message in one line.
+
+    Our own grammars, which clients do not know, are not quoted.
+    """
     line = None
     if grammar.kind == "lark":
         where = re.match(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?", error)
@@ -193,6 +207,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process, close its pipes and wait for its end."""
     _kill(process)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -35,7 +35,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JS
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Try each grammar that standard input has as a line of JSON, and print the answer, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     threading.stack_size(STACK_BYTES)
     opened: list[tuple[dict[str, Any], Any, Any]] = []
@@ -47,7 +47,7 @@ def main() -> None:
     os.nice(hello["niceness"])
     _say({})
     for line in sys.stdin.buffer:
-        _say(_in_fork(tokenizer, limits, json.loads(line), hello["time_limit_s"]))
+        _say(_try_in_fork(tokenizer, limits, json.loads(line), hello["time_limit_s"]))
 
 
 def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
@@ -68,7 +68,7 @@ def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
 
 
 def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:
-    """Return the library's limits on the work of a grammar, in its trial and in replies."""
+    """Return the library's limits on the work of a grammar; they hold while it is tried and in replies."""
     return llguidance.LLParserLimits(
         step_lexer_fuel=limits["step_lexer_fuel"], max_lexer_states=limits["max_lexer_states"], verbose_errors=False
     )
@@ -88,7 +88,7 @@ class TokenBytes:
 
     @classmethod
     def unpacked(cls, packed: dict[str, Any]) -> TokenBytes:
-        """Return the vocabulary from its packed form."""
+        """Return the vocabulary from the JSON form that `packed` makes."""
         text, at, tokens = base64.b64decode(packed["bytes"]), 0, []
         for length in packed["lengths"]:
             tokens.append(text[at : at + length])
@@ -109,7 +109,13 @@ class TokenBytes:
         return [self._id_of_byte[byte] for byte in text.encode() if byte in self._id_of_byte]
 
 
-def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: float) -> dict[str, str]:
+def _try_in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: float) -> dict[str, str]:
+    """Try a grammar in a fork with limits on time and memory.
+
+    Returns:
+        `grammar` in the library's form; `error`, why it is invalid or too large; or `late`: `slow` if it took too much
+            CPU time, `busy` if the machine gave it too little.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -148,7 +154,7 @@ def _watch_memory(child: int, reading: int, limit_bytes: int) -> None:
 
 
 def _try(tokenizer: Any, limits: Any, wish: dict[str, Any]) -> dict[str, str]:
-    """Return the grammar in the library's form, or the error."""
+    """Return `grammar`, the grammar in the library's form, or `error`: why it is invalid, or allows no token."""
     try:
         grammar = _grammar(wish["kind"], wish["text"], is_strict=wish["is_strict"])
     except Exception as error:
@@ -163,6 +169,7 @@ def _try(tokenizer: Any, limits: Any, wish: dict[str, Any]) -> dict[str, str]:
 
 
 def _grammar(kind: str, text: str, *, is_strict: bool) -> str:
+    """Return a client's grammar of this kind in the library's form."""
     matcher = llguidance.LLMatcher
     match kind:
         case "json_schema":
@@ -180,6 +187,7 @@ def _grammar(kind: str, text: str, *, is_strict: bool) -> str:
 
 
 def _mask(matcher: Any, vocab_size: int) -> bytes:
+    """Return the bits of the tokens that may begin a reply."""
     mask = ctypes.create_string_buffer(-(-vocab_size // 32) * 4)
     matcher.unsafe_compute_mask_ptr(ctypes.addressof(mask), len(mask))
     return mask.raw

@@ -75,7 +75,7 @@ class CompiledGrammar:
         self._num_starts = 0
 
     def start(self) -> GrammarConstraint:
-        """Return a constraint at the beginning of a reply."""
+        """Return a constraint that applies the grammar to a new reply."""
         with self._lock:
             self._num_starts += 1
             if self._num_starts % _STARTS_PER_MATCHER == 0 or self.work.num_masks > MAX_MASKS // 4:
@@ -231,7 +231,7 @@ class Grammars:
             return found
         left_s = attempt.began_at + self.answer_limit_s - time.monotonic()
         try:
-            return self._keep(attempt.grammar, lane.trial.compiled(attempt.grammar, real_limit_s=left_s))
+            return self._add_compiled(attempt.grammar, lane.trial.compiled(attempt.grammar, real_limit_s=left_s))
         except OutOfTime as error:
             attempt.met_busy_machine = error.is_busy
             return None
@@ -240,7 +240,10 @@ class Grammars:
             raise
 
     def _failure(self, attempt: _Attempt) -> GrammarsOverloaded | InvalidGrammar:
-        """Return the error for a grammar that no lane had enough time for."""
+        """Return the error for a grammar that no lane had enough time to try.
+
+        GrammarsOverloaded if the machine was busy; else InvalidGrammar, which is remembered.
+        """
         if attempt.met_busy_machine:
             return _refusal(self.lanes[-1].lock.num_waiting)
         reason = f"the {attempt.grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
@@ -262,7 +265,11 @@ class Grammars:
         """Return the masks that the cached grammars have computed, without counting as a use of them."""
         return sum(Cache.__getitem__(self._compiled, grammar).work.num_masks for grammar in self._compiled)
 
-    def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
+    def _add_compiled(self, grammar: Grammar, tried: str) -> CompiledGrammar:
+        """Cache a grammar that was tried, and return it; it is dropped if a reply fails by it.
+
+        `tried` is the grammar in the library's form.
+        """
         compiled = CompiledGrammar(
             grammar,
             lambda: self._matcher(tried),
@@ -274,10 +281,12 @@ class Grammars:
         return compiled
 
     def _drop(self, grammar: Grammar) -> None:
+        """Remove a grammar from the cache."""
         with self._lock:
             self._compiled.pop(grammar, None)
 
     def _refuse(self, grammar: Grammar, error: InvalidGrammar) -> None:
+        """Remember the error of a grammar, to be raised again for the same one."""
         with self._lock:
             self._refused[grammar] = InvalidGrammar(str(error), line=error.line)
 
@@ -290,6 +299,7 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
+        """The library's tokenizer. Making it drops our copy of the tokens' bytes; the lanes have theirs already."""
         wrapper = cast(llguidance.TokenizerWrapper, self._vocabulary)
         tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
         assert self.lanes, "they have packed it"
@@ -305,9 +315,10 @@ class Grammars:
         grammars made a reply of two tokens take 1.2 s instead of 0.05; with the lowest one it takes 0.2.
         """
         quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
-        return self._lane(quick_limit_s, niceness=0), self._lane(self._time_limit_s, niceness=19)
+        return self._make_lane(quick_limit_s, niceness=0), self._make_lane(self._time_limit_s, niceness=19)
 
-    def _lane(self, time_limit_s: float, *, niceness: int) -> Lane:
+    def _make_lane(self, time_limit_s: float, *, niceness: int) -> Lane:
+        """Return a lane: a process that tries grammars, and the lock by which clients take turns."""
         trial = GrammarTrial(
             self._vocabulary,
             eos_token_ids=list(self._eos_token_ids),

@@ -88,9 +88,10 @@ class ReasoningFormat:
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with their reasoning in the field that the template reads, or without it."""
-        return [self._renamed(message) if FIELD in message else message for message in messages]
+        return [self._rename_reasoning(message) if FIELD in message else message for message in messages]
 
-    def _renamed(self, message: Message) -> Message:
+    def _rename_reasoning(self, message: Message) -> Message:
+        """Return a message with its reasoning in the template's field, or without reasoning if that has none."""
         others = {key: value for key, value in message.items() if key != FIELD}
         reasoning = message[FIELD]
         return others if self.field is None or not reasoning else {**others, **_thinking(self.field, reasoning, others)}
@@ -105,7 +106,7 @@ def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
     for said in (_REPLY, _CALL):  # some templates keep the reasoning of calls only
         for field in (*_FIELDS, _PART):
             for kwargs in _SWITCHES:
-                found = _written(template, said, field, kwargs)
+                found = _format_written(template, said, field, kwargs)
                 if found is not None:
                     return found
     texts = template.own_texts
@@ -122,7 +123,9 @@ def without_reasoning(messages: Sequence[Message]) -> Sequence[Message]:
     return [{key: value for key, value in message.items() if key != FIELD} for message in messages]
 
 
-def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]) -> ReasoningFormat | None:
+def _format_written(
+    template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]
+) -> ReasoningFormat | None:
     """Return the format in which a template writes the reasoning of an earlier reply; None if it writes none."""
     try:
         prompt = template.render([_ASKED], kwargs=kwargs)

@@ -45,7 +45,7 @@ def no_head(header: str) -> str | None:
 
 
 def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter:
-    """Return a splitter for the reply to a prompt, which may have opened the reasoning.
+    """Return a splitter of a reply into reasoning and answer; the prompt may have opened the reasoning already.
 
     Args:
         head_in: returns the text that replaces a part's header in the answer; None: nothing does.
@@ -80,6 +80,7 @@ class _TaggedReasoning:
         return self.is_thinking
 
     def push(self, text: str) -> ReplyPiece:
+        """Add text of the reply; return the reasoning and the answer that are certain now."""
         self._held += text
         reasoning = answer = ""
         while (said := self._read(self)) is not None:
@@ -88,6 +89,7 @@ class _TaggedReasoning:
         return ReplyPiece(reasoning, answer)
 
     def finish(self) -> ReplyPiece:
+        """Return the held text, because the reply has ended; a tag that was not completed counts as text."""
         held, self._held = self._held, ""
         read, own = self._read, _TaggedReasoning
         if read is own._read_reasoning or (read is own._read_again and held.strip()):
@@ -103,6 +105,7 @@ class _TaggedReasoning:
     # Each reads as much of the held text as it can, and returns None if it needs more.
 
     def _read_begin(self) -> ReplyPiece | None:
+        """Read the tag that begins reasoning, or find that the reply is an answer."""
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
             self._held = rest.removeprefix(self._begin.core)
@@ -131,6 +134,7 @@ class _TaggedReasoning:
         return self._drop_white(self._begin.after, _TaggedReasoning._read_reasoning)
 
     def _read_reasoning(self) -> ReplyPiece | None:
+        """Read reasoning up to the tag that ends it, as far as the held text cannot be a part of that."""
         before, at = self._end.before, self._held.find(self._end.core)
         if at >= 0:
             reasoning, self._held = self._held[:at], self._held[at + len(self._end.core) :]
@@ -190,6 +194,7 @@ class _HeadedParts:
         return not self.is_answering
 
     def push(self, text: str) -> ReplyPiece:
+        """Add text of the reply; return the reasoning and the answer that are certain now."""
         self._held += text
         reasoning = answer = ""
         while (piece := self._read()) is not None:
@@ -200,6 +205,7 @@ class _HeadedParts:
         return ReplyPiece(reasoning, answer)
 
     def finish(self) -> ReplyPiece:
+        """Return the held text, because the reply has ended; an unfinished header of a later part is dropped."""
         held, self._held = self._held, ""
         if self._is_in_header:
             return ReplyPiece(answer=held) if self._is_first or self._head_in(held) is not None else ReplyPiece()
@@ -216,6 +222,10 @@ class _HeadedParts:
         return self._read_header() if self._is_in_header else self._read_text()
 
     def _read_header(self) -> str | None:
+        """Read a part's header, which says whether the part is reasoning.
+
+        Returns the text that replaces the header in the answer, often none; None if more text is needed.
+        """
         header, found, rest = self._held.partition(self._header_end)
         if found and len(header) <= MAX_HEADER and (not self._is_first or self._may_be_header()):
             head = self._head_in(header)
@@ -237,6 +247,7 @@ class _HeadedParts:
         return any(_num_common(self._held, header) >= min(len(self._held), common) for header in self._first_headers)
 
     def _read_text(self) -> str | None:
+        """Read a part's text up to the tag that ends it; None if more text is needed."""
         at = -1 if self._is_bare else self._held.find(self._end_tag)
         if at >= 0:
             text, self._held = self._held[:at], self._held[at + len(self._end_tag) :]
@@ -259,6 +270,7 @@ class _Tag(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> _Tag:
+        """Split a tag into the white space before it, its text, and the white space after it."""
         core = text.strip()
         before, _, after = text.partition(core)
         return cls(before, core, after)

@@ -32,7 +32,9 @@ class TooCostly(Exception):
 
 
 class RenderBudget:
-    """The budget of one rendering. Every method can raise TooCostly.
+    """The budget of one template's rendering: characters that its operations make, and seconds of CPU time.
+
+    To pay is to subtract from it. Every method can raise TooCostly, because the budget is spent.
 
     Args:
         clock: CPU time of this thread in seconds; only differences count.
@@ -75,19 +77,19 @@ class RenderBudget:
             yield item
 
     def value(self, made: object) -> object:
-        """Pay for the result of an operation, which may be written out, compared or sorted later; return it."""
+        """Pay for the result of an operation by its size, because it may be written out or compared; return it."""
         if isinstance(made, str):
             self.spend(len(made))
         elif isinstance(made, list | tuple | dict | set | frozenset):
             self.spend(len(made) * _ITEM)
             self.weight(made)
         elif isinstance(made, int):
-            self._integer(made.bit_length())
+            self._pay_integer(made.bit_length())
         return made
 
     def part(self, made: object) -> object:
         """Pay for a slice of a value, and return it. The content of the slice was paid with the whole value."""
-        self.spend(self._length(made))
+        self.spend(self._copy_cost(made))
         if type(made) is not list:
             return made
         part = _KeptList(made)
@@ -119,7 +121,7 @@ class RenderBudget:
         return joined
 
     def text(self, made: object) -> str:
-        """Write a value out, and pay for it."""
+        """Return a value as the text that the template writes, and pay for its characters."""
         if not isinstance(made, str):
             self.spend(self.weight(made))
             made = str(made)
@@ -155,16 +157,16 @@ class RenderBudget:
             left, right = right, left
         if operator == "*" and isinstance(right, int):
             if isinstance(left, int):
-                self._integer(left.bit_length() + right.bit_length())
+                self._pay_integer(left.bit_length() + right.bit_length())
             elif isinstance(left, str | list | tuple):
-                self.spend(self._length(left) * max(right, 0))
+                self.spend(self._copy_cost(left) * max(right, 0))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            self._integer(left.bit_length() * max(right, 0))
+            self._pay_integer(left.bit_length() * max(right, 0))
         elif operator == "%" and isinstance(left, str):
             self.formatted(left, right, _WIDE_PERCENT)
 
     def formatted(self, pattern: str, values: object, wide: re.Pattern[str] = _WIDE_BRACES) -> None:
-        """Pay for filling in a text with placeholders."""
+        """Pay for the text that `pattern` gives with values in its placeholders, before it is made."""
         if wide.search(pattern):
             raise TooCostly("it writes a value wider than 999 characters, or as wide as another value says")
         num_places = pattern.count("%" if wide is _WIDE_PERCENT else "{")
@@ -209,12 +211,18 @@ class RenderBudget:
         self.spend(len(owner))
         self.afford(num_parts * _ITEM)
 
-    def _length(self, value: object) -> int:
+    def _copy_cost(self, value: object) -> int:
+        """Return the characters that a copy of a value costs: those of a text, or `_ITEM` for each item; else 1."""
         if isinstance(value, str):
             return len(value)
         return len(value) * _ITEM if isinstance(value, list | tuple | dict | set | frozenset) else 1
 
-    def _integer(self, num_bits: int) -> None:
+    def _pay_integer(self, num_bits: int) -> None:
+        """Pay for an integer of this many bits.
+
+        Raises:
+            TooCostly: there are more than `_MAX_BITS`, or the budget is spent.
+        """
         self.spend(1)
         if num_bits > _MAX_BITS:
             raise TooCostly(f"it computes an integer of more than {_MAX_BITS} bits")

@@ -66,6 +66,7 @@ class SpaceTokens:
 
     @cached_property
     def _begin_with_space(self) -> BoolArray:
+        """Mask of the tokens whose text begins with a space, `[vocab]`; special tokens are none."""
         special_ids, spell = self._tokenizer.profile.special_ids, self._tokenizer.token_bytes
         begin = (spell(token_id)[:1] == b" " and token_id not in special_ids for token_id in range(self._vocab_size))
         return np.fromiter(begin, np.bool_, self._vocab_size)
@@ -137,26 +138,28 @@ class HealingTokens:
 
     def beginning(self, rest: bytes) -> Iterator[int]:
         """Yield tokens that begin with these bytes, and those that these begin with, if others can spell the rest."""
-        yield from self._longer(rest)
-        ends = [size for size in range(len(rest)) if any(True for _ in self._longer(rest[size:]))]
+        yield from self._tokens_beginning_with(rest)
+        ends = [size for size in range(len(rest)) if any(True for _ in self._tokens_beginning_with(rest[size:]))]
         for size in range(len(rest) - 1, 0, -1):  # positions from which the end can be reached
             if any(end in ends for end in self._ends(rest, size)):
                 ends.append(size)
         for size in range(1, len(rest)):
             if size in ends:
-                yield from self._equal(rest[:size])
+                yield from self._tokens_spelling(rest[:size])
 
     def _ends(self, rest: bytes, size: int) -> Iterator[int]:
         """Return the positions that one token reaches from a position."""
-        return (end for end in range(size + 1, len(rest)) if any(True for _ in self._equal(rest[size:end])))
+        return (end for end in range(size + 1, len(rest)) if any(True for _ in self._tokens_spelling(rest[size:end])))
 
-    def _longer(self, piece: bytes) -> Iterator[int]:
+    def _tokens_beginning_with(self, piece: bytes) -> Iterator[int]:
+        """Yield the tokens whose bytes begin with `piece`, those that equal it included."""
         place = bisect_left(self._sorted, (piece, -1))
         while place < len(self._sorted) and self._sorted[place][0].startswith(piece):
             yield self._sorted[place][1]
             place += 1
 
-    def _equal(self, piece: bytes) -> Iterator[int]:
+    def _tokens_spelling(self, piece: bytes) -> Iterator[int]:
+        """Yield the tokens whose bytes are `piece`."""
         place = bisect_left(self._sorted, (piece, -1))
         while place < len(self._sorted) and self._sorted[place][0] == piece:
             yield self._sorted[place][1]

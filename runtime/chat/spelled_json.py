@@ -35,28 +35,29 @@ def to_json(value: object, encode: Callable[[object], str] = json.dumps) -> str:
     """Return a value as JSON, with each `SpelledJson` in its spelling; `encode` writes the rest."""
     if isinstance(value, SpelledJson):
         return value.spelling
-    if not _has_spelled(value, _DEPTH):
+    if not _contains_spelled(value, _DEPTH):
         return encode(value)
     name, spellings = secrets.token_hex(8), list[str]()  # an unguessable name, so that no text contains it
-    text = encode(_named(value, name, spellings, _DEPTH))
+    text = encode(_with_placeholders(value, name, spellings, _DEPTH))
     return re.sub(f'"{name}-([0-9]+)"', lambda found: spellings[int(found[1])], text)
 
 
-def _has_spelled(value: Any, depth: int) -> bool:
+def _contains_spelled(value: Any, depth: int) -> bool:
+    """Return whether a value is or contains a SpelledJson, at most `depth` levels below it."""
     if isinstance(value, SpelledJson):
         return True
     if depth == 0 or not isinstance(value, dict | list | tuple):
         return False
-    return any(_has_spelled(child, depth - 1) for child in (value.values() if isinstance(value, dict) else value))
+    return any(_contains_spelled(child, depth - 1) for child in (value.values() if isinstance(value, dict) else value))
 
 
-def _named(value: Any, name: str, spellings: list[str], depth: int) -> object:
+def _with_placeholders(value: Any, name: str, spellings: list[str], depth: int) -> object:
     """Return the value with a placeholder for each spelled object, which is appended to `spellings`."""
     if isinstance(value, SpelledJson):
         spellings.append(value.spelling)
         return f"{name}-{len(spellings) - 1}"
     if depth and isinstance(value, dict):
-        return {key: _named(child, name, spellings, depth - 1) for key, child in value.items()}
+        return {key: _with_placeholders(child, name, spellings, depth - 1) for key, child in value.items()}
     if depth and isinstance(value, list | tuple):
-        return [_named(child, name, spellings, depth - 1) for child in value]
+        return [_with_placeholders(child, name, spellings, depth - 1) for child in value]
     return value

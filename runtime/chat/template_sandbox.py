@@ -50,7 +50,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
         plain: dict[str, Callable[..., Any]] = self.filters
         self.filters = {_PLAIN.format(name): filter for name, filter in plain.items()}
-        self.filters |= {name: _refused(name) if name in _SLOW else _paid(name) for name in plain}
+        self.filters |= {name: _make_refusing_filter(name) if name in _SLOW else _paid(name) for name in plain}
         self.filters |= {
             _EACH: pass_context(lambda context, items: _budget(context).each(items)),
             _JOINED: pass_context(_joined),
@@ -63,7 +63,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         }
 
     def compiled(self, source: str) -> tuple[Template, tuple[str, ...], frozenset[str]]:
-        """Return a template that pays, its literal texts, and those that it searches for in other texts.
+        """Compile a template whose every operation pays from a budget.
+
+        Returns:
+            The template, the texts that it writes, and those that it searches for in other texts.
 
         Raises:
             TemplateSyntaxError: it is not valid Jinja.
@@ -71,7 +74,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         parsed = self.parse(source)
         constants = [constant.value for constant in parsed.find_all(nodes.Const)]
         written = [data.data for data in parsed.find_all(nodes.TemplateData)]
-        sought = frozenset(_sought(parsed))
+        sought = frozenset(_searched_texts(parsed))
         paid = _Paid().visit(parsed)
         paid.set_environment(self)
         return self.from_string(paid), (*written, *(text for text in constants if isinstance(text, str))), sought
@@ -99,7 +102,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call_filter(_PLAIN.format(name), value, args, kwargs, context=context)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Run an operator."""
+        """Run an operator for a template, and pay for it from the budget of the rendering."""
         budget = _budget(context)
         if operator == "+" and isinstance(left, list) and isinstance(right, list):
             return budget.joined_lists(left, right)
@@ -109,7 +112,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return budget.value(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, a macro or a method."""
+        """Call a function, macro or method for a template, and pay for its work from the budget of the rendering.
+
+        Raises:
+            TooCostly: the budget is spent.
+        """
         budget = _budget(__context)
         wrapped = getattr(__obj, "__wrapped__", __obj)  # the sandbox's own `format`
         owner, name = getattr(wrapped, "__self__", None), getattr(wrapped, "__name__", "")
@@ -122,7 +129,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return budget.value(super().call(__context, __obj, *args, **kwargs))
 
 
-def _sought(parsed: nodes.Template) -> Iterator[str]:
+def _searched_texts(parsed: nodes.Template) -> Iterator[str]:
     """Yield texts that are compared with others, or passed to a method, filter or test that searches; variables, too.
 
     Arguments of `join` and `default`, and the second one of `replace`, are written, and not included.
@@ -157,6 +164,7 @@ class _Paid(NodeTransformer):
     """Passes every expression that costs something through a filter that pays."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
+        """Make the loop pay for each item."""
         self.generic_visit(node)
         node.iter = _filtered(node.iter, _EACH)
         return node
@@ -166,6 +174,7 @@ class _Paid(NodeTransformer):
         return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _JOINED)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        """Make each written value pay for its text."""
         self.generic_visit(node)
         node.nodes = [_filtered(each, _TEXT) for each in node.nodes]  # within a macro they stay in one text
         return node
@@ -207,7 +216,9 @@ def _escapes(left: str, right: str) -> bool:
     return hasattr(left, "__html__") or hasattr(right, "__html__")
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _make_refusing_filter(name: str) -> Callable[..., Any]:
+    """Return a filter that only raises TooCostly."""
+
     @pass_context
     def refused(context: Context, value: object, *args: object, **kwargs: object) -> None:
         raise TooCostly(f"it calls the filter {name}, whose time may grow with the square of what it is given")

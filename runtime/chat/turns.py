@@ -56,7 +56,10 @@ class Turns:
         return told
 
     def _knows(self, number: int) -> bool:
-        """Return whether the template accepts the odd case of a rule, or not even the plain one."""
+        """Return whether the template needs no rewriting by a rule: it accepts the case that the rule removes.
+
+        Also if it refuses the rewritten case, which would help nothing.
+        """
         if number not in self._known:
             _, odd, plain = _RULES[number]
             self._known[number] = self._writes(odd) or not self._writes(plain)
@@ -162,12 +165,14 @@ def _rendered(template: ChatTemplate | None, messages: Sequence[Message]) -> str
         return None
 
 
-def _without_empty_replies(messages: Sequence[Message]) -> Sequence[Message]:
+def _drop_empty_replies(messages: Sequence[Message]) -> Sequence[Message]:
+    """Leave out assistant messages without text, tool calls and reasoning."""
     keys = ("content", "tool_calls", REASONING_FIELD)
     return [each for each in messages if each.get("role") != "assistant" or any(each.get(key) for key in keys)]
 
 
-def _with_lone_results_said(messages: Sequence[Message]) -> Sequence[Message]:
+def _turn_lone_results_into_questions(messages: Sequence[Message]) -> Sequence[Message]:
+    """Turn tool results whose call is in no earlier message into user messages."""
     told, ids = list[Message](), set[str]()
     for message in messages:
         ids |= {str(call.get("id")) for call in _calls(message)}
@@ -178,7 +183,11 @@ def _with_lone_results_said(messages: Sequence[Message]) -> Sequence[Message]:
     return told
 
 
-def _with_calls_answered(messages: Sequence[Message]) -> Sequence[Message]:
+def _add_missing_results(messages: Sequence[Message]) -> Sequence[Message]:
+    """Add a tool result that says so to each tool call whose message is followed by no result.
+
+    A message at the end, or followed by other tool calls, stays as it is.
+    """
     told = list[Message]()
     for message, behind in zip_longest(messages, messages[1:]):
         told.append(message)
@@ -190,21 +199,25 @@ def _with_calls_answered(messages: Sequence[Message]) -> Sequence[Message]:
     return told
 
 
-def _begun_by_the_user(messages: Sequence[Message]) -> Sequence[Message]:
+def _insert_first_question(messages: Sequence[Message]) -> Sequence[Message]:
+    """Insert an empty user message before the first message after the system prompt, if that is a reply."""
     first = next((at for at, message in enumerate(messages) if message.get("role") != "system"), len(messages))
     if messages[first:] and messages[first].get("role") == "assistant":
         return [*messages[:first], {"role": "user", "content": ""}, *messages[first:]]
     return messages
 
 
-def _with_replies_joined(messages: Sequence[Message]) -> Sequence[Message]:
+def _join_replies(messages: Sequence[Message]) -> Sequence[Message]:
+    """Join assistant messages in a row, up to and including the first with tool calls."""
+
     def belongs(group: Sequence[Message], message: Message) -> bool:
         return group[-1].get("role") == message.get("role") == "assistant" and not _calls(group[-1])
 
-    return [_one_reply(group) for group in grouped(messages, belongs)]
+    return [_merge_replies(group) for group in grouped(messages, belongs)]
 
 
-def _one_reply(messages: Sequence[Message]) -> Message:
+def _merge_replies(messages: Sequence[Message]) -> Message:
+    """Return one message with the texts and the reasoning of all; other fields are those of the last that has them."""
     joined = {key: value for message in messages for key, value in message.items()}
     for key in ("content", REASONING_FIELD):
         said = [str(each[key]) for each in messages if each.get(key)]
@@ -213,12 +226,15 @@ def _one_reply(messages: Sequence[Message]) -> Message:
     return joined
 
 
-def _with_the_system_in_a_question(messages: Sequence[Message]) -> Sequence[Message]:
+def _move_system_into_question(messages: Sequence[Message]) -> Sequence[Message]:
+    """Put the system prompt before the text of the user message right after it."""
     roles = [message.get("role") for message in messages[:2]]
-    return [_joined(*messages[:2]), *messages[2:]] if roles == ["system", "user"] else messages
+    return [_join_texts(*messages[:2]), *messages[2:]] if roles == ["system", "user"] else messages
 
 
-def _with_words_in_results(messages: Sequence[Message]) -> Sequence[Message]:
+def _append_questions_to_results(messages: Sequence[Message]) -> Sequence[Message]:
+    """Append user messages that follow a tool result to its text."""
+
     def belongs(group: Sequence[Message], message: Message) -> bool:
         return group[0].get("role") == "tool" and message.get("role") == "user"
 
@@ -228,11 +244,13 @@ def _with_words_in_results(messages: Sequence[Message]) -> Sequence[Message]:
     ]
 
 
-def _with_questions_joined(messages: Sequence[Message]) -> Sequence[Message]:
+def _join_questions(messages: Sequence[Message]) -> Sequence[Message]:
+    """Join user messages in a row."""
+
     def belongs(group: Sequence[Message], message: Message) -> bool:
         return group[-1].get("role") == message.get("role") == "user"
 
-    return [_joined(*group) if group[1:] else group[0] for group in grouped(messages, belongs)]
+    return [_join_texts(*group) if group[1:] else group[0] for group in grouped(messages, belongs)]
 
 
 def _calls(message: Message) -> Sequence[Any]:
@@ -240,7 +258,8 @@ def _calls(message: Message) -> Sequence[Any]:
     return calls if isinstance(calls, list | tuple) else ()
 
 
-def _joined(*messages: Message) -> Message:
+def _join_texts(*messages: Message) -> Message:
+    """Return the last message with the texts of all, separated by empty lines."""
     said = [str(each["content"]) for each in messages if each.get("content")]
     return {**messages[-1], "content": "\n\n".join(said)}
 
@@ -256,15 +275,15 @@ _CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT = _said("tool", 5, tool_call_id=_ID, name="a")
 _Rule = tuple[Callable[[Sequence[Message]], Sequence[Message]], Sequence[Message], Sequence[Message]]
 _RULES: Final[Sequence[_Rule]] = (
-    (_without_empty_replies, (_QUESTION, {**_REPLY, "content": ""}, _MORE), (_QUESTION, _REPLY, _MORE)),
-    (_with_lone_results_said, (_QUESTION, _RESULT), (_QUESTION, _CALLS, _RESULT)),
-    (_with_calls_answered, (_QUESTION, _CALLS, _MORE), (_QUESTION, _CALLS, _RESULT)),
-    (_begun_by_the_user, (_REPLY, _QUESTION), (_QUESTION, _REPLY, _MORE)),
-    (_with_replies_joined, (_QUESTION, _REPLY, _AGAIN, _MORE), (_QUESTION, _REPLY, _MORE)),
-    (_with_the_system_in_a_question, (_SYSTEM, _QUESTION), (_QUESTION,)),
-    (_with_the_system_in_a_question, (_SYSTEM, _QUESTION, _CALLS, _RESULT), (_QUESTION, _CALLS, _RESULT)),
-    (_with_words_in_results, (_QUESTION, _CALLS, _RESULT, _MORE), (_QUESTION, _CALLS, _RESULT)),
-    (_with_questions_joined, (_QUESTION, _MORE), (_QUESTION,)),
+    (_drop_empty_replies, (_QUESTION, {**_REPLY, "content": ""}, _MORE), (_QUESTION, _REPLY, _MORE)),
+    (_turn_lone_results_into_questions, (_QUESTION, _RESULT), (_QUESTION, _CALLS, _RESULT)),
+    (_add_missing_results, (_QUESTION, _CALLS, _MORE), (_QUESTION, _CALLS, _RESULT)),
+    (_insert_first_question, (_REPLY, _QUESTION), (_QUESTION, _REPLY, _MORE)),
+    (_join_replies, (_QUESTION, _REPLY, _AGAIN, _MORE), (_QUESTION, _REPLY, _MORE)),
+    (_move_system_into_question, (_SYSTEM, _QUESTION), (_QUESTION,)),
+    (_move_system_into_question, (_SYSTEM, _QUESTION, _CALLS, _RESULT), (_QUESTION, _CALLS, _RESULT)),
+    (_append_questions_to_results, (_QUESTION, _CALLS, _RESULT, _MORE), (_QUESTION, _CALLS, _RESULT)),
+    (_join_questions, (_QUESTION, _MORE), (_QUESTION,)),
 )
 """Rules that rewrite messages, each with a conversation that a template may refuse, and a similar plain one."""
 

@@ -111,15 +111,16 @@ class IdleThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        """Run the pieces, each after a quiet time, until they end, one fails, or `stop`."""
         try:
-            while self._waited():
+            while self._wait_until_quiet():
                 next(self._pieces)
         except (StopIteration, RadixLMError, OSError):
             return
         except Exception:
             _LOGGER.exception("what was to be done without requests failed")
 
-    def _waited(self) -> bool:
+    def _wait_until_quiet(self) -> bool:
         """Wait until it was quiet for long enough; return False if the thread must end."""
         while (missing_s := self._least_s - self._quiet_s()) > 0.0:
             if self._stopped.wait(missing_s):

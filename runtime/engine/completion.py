@@ -70,7 +70,7 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         return self.token_ids[len(self)]
 
     def append(self, logprob: TokenLogprob) -> None:
-        """Add the logprob of the next token."""
+        """Add the logprob of the prompt's next token."""
         assert logprob.token_id == self.next_id, "logprob of another token"
         self._logprobs.append(logprob.logprob)
         self._ranks.append(logprob.rank)

@@ -100,7 +100,7 @@ class CoreCounters:
         return self.num_computed_tokens + self.num_finished + self.num_failed
 
     def count_step(self, num_tokens: int) -> None:
-        """Count a step that was computed and committed."""
+        """Count a step of `num_tokens` tokens that was computed and committed."""
         self.num_steps += 1
         if num_tokens:
             self.num_computed_tokens += num_tokens

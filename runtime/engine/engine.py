@@ -275,13 +275,17 @@ class Engine(TextCalls, VectorCalls):
         yield from self.grammars.pieces_of_warm_up()  # the first piece also loads a native library
 
     def _answer(self, request: Request) -> Completion:
-        """Wait for a request and return its completion; an interrupted wait cancels it."""
+        """Submit a request, and return its completion; an interrupt of the wait cancels it."""
         # entered first: no interrupt comes between it and the request
         with GenerationStream.of(request, self._loop.cancel) as stream:
             self._submit(request, stream)
             return stream.result()
 
     def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
+        """Submit a request, and return the stream of its outputs.
+
+        `on_ready` is called in the engine's thread after each output.
+        """
         stream = GenerationStream.of(request, self._loop.cancel, on_ready)
         self._submit(request, stream)
         return stream

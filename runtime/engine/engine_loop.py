@@ -148,22 +148,24 @@ class EngineLoop:
     # On the thread.
 
     def _run(self) -> None:
+        """Serve until the loop ends, and start over after each death that allows it. The thread's main function."""
         try:
-            while not self._has_served():
+            while not self._serve_until_end():
                 pass
         finally:
             self._on_exit()
 
-    def _has_served(self) -> bool:
+    def _serve_until_end(self) -> bool:
         """Serve until the loop is closed or dies for good; return False if it died and started over."""
         try:
             self._serve()
         except BaseException as error:
             _LOGGER.critical("the engine's thread died", exc_info=error)
-            return not self._has_started_over(error)
+            return not self._start_over(error)
         return True
 
     def _serve(self) -> None:
+        """Run commands and steps, and deliver outputs, until `close`; then abort the requests that are left."""
         while self._wait_for_work():
             self._core.queue.run()  # drop what has expired before a command finds it
             self.queue.do_all()
@@ -182,6 +184,7 @@ class EngineLoop:
         return not self.queue.is_closed
 
     def _add(self, request: Request, listener: Listener) -> None:
+        """Queue a request in the core; if it is refused, its listener gets the error."""
         self._clients[request.request_id] = request.client
         self._listeners[request.request_id] = listener  # first: if this request kills the loop, its listener is called
         try:
@@ -194,12 +197,14 @@ class EngineLoop:
             self._deliver(RequestOutput(request.request_id, error=known))
 
     def _make_room(self, client: Client, refusal: EngineOverloaded) -> bool:
+        """Refuse a client's newest request that never ran, with `refusal`. Returns False if there is none."""
         output = self._core.refuse_newest(client, refusal)
         if output is not None:
             self._deliver(output)
         return output is not None
 
     def _abort(self, request_id: str) -> None:
+        """Cancel a request, and deliver its last output; nothing if it has ended."""
         output = self._core.abort(request_id)
         if output is not None:
             self._deliver(output)
@@ -209,10 +214,10 @@ class EngineLoop:
         is_last = output.completion is not None or output.error is not None
         listener = self._listeners.get(output.request_id)
         if is_last:
-            self._leave(output)
+            self._release_room(output)
         if listener is not None and (error := _tell(listener, output)) is not None:
             if not is_last:
-                self._leave(self._core.abort(output.request_id) or output)
+                self._release_room(self._core.abort(output.request_id) or output)
                 is_last = True
             lost = EngineError(f"the reply could not be delivered: {type(error).__name__}; try again")
             _tell(listener, RequestOutput(output.request_id, error=lost))
@@ -220,7 +225,7 @@ class EngineLoop:
             self._listeners.pop(output.request_id, None)
 
     def _tell_progress(self, request_id: str, progress: PrefillProgress) -> None:
-        """Call a request's listener within a step; log its errors: it fails again at its next output."""
+        """Call a request's listener within a step, and only log an error: it will fail again at its next output."""
         listener = self._listeners.get(request_id)
         if listener is None:
             return
@@ -229,14 +234,14 @@ class EngineLoop:
         except Exception:
             _LOGGER.exception("telling the progress of request %s failed", request_id)
 
-    def _leave(self, output: RequestOutput) -> None:
-        """Release the queue's room of a request that has ended."""
+    def _release_room(self, output: RequestOutput) -> None:
+        """Tell the queue that a request has ended, so that another one is accepted."""
         completion = output.completion
         is_usual = completion is not None and completion.finish_reason != "cancelled"
         total_s = completion.timings.total_s if completion is not None and is_usual else None
         self.queue.leave(total_s, self._clients.pop(output.request_id, b""))
 
-    def _has_started_over(self, cause: BaseException) -> bool:
+    def _start_over(self, cause: BaseException) -> bool:
         """Recover from a death: fail every request, and return whether the loop continues with new ones."""
         now, died_at = self._clock(), self._died_at
         goes_on = not self.queue.is_closed and (died_at is None or now - died_at >= FORGIVEN_S)

@@ -141,7 +141,7 @@ class EngineQueue:
             self._changed.notify()
 
     def close(self) -> None:
-        """Accept no more commands, and end the thread's wait."""
+        """Accept no more commands, and wake the engine's thread, which then ends."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -186,7 +186,7 @@ class EngineQueue:
             self._by_client = Counter(command.client for command in submitted)
 
     def die(self, cause: BaseException) -> None:
-        """Accept no more commands, and refuse those that wait."""
+        """Accept no more commands, and refuse those that wait, because the engine's thread died of `cause`."""
         with self._changed:
             self._crash, self._num_requests = cause, 0
             self._by_client = Counter()
@@ -226,6 +226,7 @@ class EngineQueue:
         self._commands.append(Command(do, lambda cause: None))
 
     def _count(self, client: Client, number: int) -> None:
+        """Add to the number of a client's requests; clients without requests are dropped. The lock is held."""
         self._by_client[client] += number
         if not self._by_client[client]:
             del self._by_client[client]
@@ -290,12 +291,13 @@ class WorkQueue:
     def run(self) -> None:
         """Run the closures that were posted before this call, and those that are due; log one that raises and go on."""
         for _ in range(len(self._works)):
-            _run(self._works.popleft())
+            _run_logging_errors(self._works.popleft())
         while self._timers and self._timers[0][0] <= self._clock():
-            _run(heapq.heappop(self._timers)[2])
+            _run_logging_errors(heapq.heappop(self._timers)[2])
 
 
-def _run(work: Callable[[], None]) -> None:
+def _run_logging_errors(work: Callable[[], None]) -> None:
+    """Run posted work; log an error, and go on."""
     try:
         work()
     except Exception:

@@ -43,7 +43,13 @@ class ChatPrompts(Protocol):
         *,
         context_length: int | None,
         remembers: bool,
-    ) -> PreparedPrompt: ...
+    ) -> PreparedPrompt:
+        """Prepare the prompt of a conversation, with the generation prompt at its end.
+
+        Args:
+            context_length: the most tokens; None: any number.
+            remembers: prompts that continue this one can reuse its encoding.
+        """
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class GeneratedTurns:
         Raises:
             ContextLengthExceeded: the turns that follow alone have too many tokens.
         """
-        short = [*map(_shortened, messages[: self.num_messages]), *messages[self.num_messages :]]
+        short = [*map(_shorten_texts, messages[: self.num_messages]), *messages[self.num_messages :]]
         write = partial(
             prompts.chat,
             tools=tools,
@@ -131,8 +137,8 @@ def _has_all(written: str, reply: Message) -> bool:
     return True
 
 
-def _shortened(message: Message) -> Message:
-    """Return a message with its texts shortened to their ends, and without the arguments of its calls."""
+def _shorten_texts(message: Message) -> Message:
+    """Return a message with only the ends of its texts, and without the arguments of its calls."""
     short = {name: _ends_of(value) for name, value in message.items() if name not in ("role", "name", "tool_call_id")}
     calls: Any = message.get("tool_calls")
     if calls:

@@ -212,6 +212,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             raise StopIteration
 
     def _take(self, output: RequestOutput) -> Delta:
+        """Return an output's delta; raise its error. The last output is kept for `result`."""
         if output.completion is not None or output.error is not None:
             self._last = output
         if output.error is not None:

@@ -111,7 +111,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 _LOGGER.error("no prefix is kept on disk: %s", error)
                 store, store_off_because = None, str(error)
         runner = (
-            _open_recurrent(artifact, size, options)
+            _open_recurrent_runner(artifact, size, options)
             if size.num_state_slots
             else _open_runner(artifact, size.num_pages, options, drops_rows=size.num_window_pages is not None)
         )
@@ -143,11 +143,11 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 DiskTier(
                     store,
                     cache,
-                    _page_io(runner),
+                    _require_page_io(runner),
                     queue,
                     clock=clock,
                     make_extra=None if extra is None else extra.tier_extra(cache, runner, clock=clock),
-                    states=None if states is None else _state_io(runner),
+                    states=None if states is None else _require_state_io(runner),
                 )
             )
             for namespace, call in known_calls(store):
@@ -176,7 +176,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             )
         mtp_head: MTPHead | None = None
         if options.uses_mtp(manifest.model):
-            mtp_head = MTPHead(_drafting(runner), cache.pool, vocab_size=prompts.vocab_size, clock=clock)
+            mtp_head = MTPHead(_require_drafting(runner), cache.pool, vocab_size=prompts.vocab_size, clock=clock)
         core = EngineCore(
             runner,
             cache,
@@ -266,6 +266,7 @@ def _layers_with_droppable_rows(manifest: Manifest, options: EngineOptions) -> W
 
 
 def _open_windows(runner: Runner, manifest: Manifest, size: KVCacheSize) -> WindowRows | None:
+    """Return the owner of KV rows in layers with sliding windows; None if pages keep all their rows."""
     layers = WindowLayers.of(manifest.model, manifest.kv)
     if size.num_window_pages is None or layers is None or not isinstance(runner, WindowMemory):
         return None
@@ -273,6 +274,10 @@ def _open_windows(runner: Runner, manifest: Manifest, size: KVCacheSize) -> Wind
 
 
 def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions, *, drops_rows: bool = False) -> Runner:
+    """Open the runner of a model with KV pages, by the option `open_runner` if there is one.
+
+    `drops_rows` lets it release memory of KV rows that sliding windows have left.
+    """
     if options.open_runner is not None:
         return options.open_runner(artifact, num_pages, options.num_threads)
     from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do not need
@@ -287,7 +292,8 @@ def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions, *, 
     )
 
 
-def _open_recurrent(artifact: Artifact, size: KVCacheSize, options: EngineOptions) -> Runner:
+def _open_recurrent_runner(artifact: Artifact, size: KVCacheSize, options: EngineOptions) -> Runner:
+    """Open the runner of a model with recurrent states, by the option `open_runner` if there is one."""
     if options.open_runner is not None:
         return options.open_runner(artifact, size.num_pages, options.num_threads)
     from ..model.model_runner import ModelRunner
@@ -296,20 +302,35 @@ def _open_recurrent(artifact: Artifact, size: KVCacheSize, options: EngineOption
     return ModelRunner(artifact, num_pages=pages, num_threads=options.num_threads, num_state_slots=slots)
 
 
-def _state_io(runner: Runner) -> StateIO:
+def _require_state_io(runner: Runner) -> StateIO:
+    """Return the runner's interface to read and write recurrent states, which a store on disk needs.
+
+    Raises:
+        InvalidParameter: it has none.
+    """
     states = getattr(runner, "states", None)
     if not isinstance(states, StateIO):
         raise InvalidParameter(f"{type(runner).__name__} cannot copy states, which a store needs; open without one")
     return states
 
 
-def _drafting(runner: Runner) -> Drafting:
+def _require_drafting(runner: Runner) -> Drafting:
+    """Return the runner as one that drafts with the model's MTP head.
+
+    Raises:
+        InvalidParameter: it cannot.
+    """
     if not isinstance(runner, Drafting):
         raise InvalidParameter(f"{type(runner).__name__} computes no MTP head; open with speculate 'lookup'")
     return runner
 
 
-def _page_io(runner: Runner) -> PageIO:
+def _require_page_io(runner: Runner) -> PageIO:
+    """Return the runner as one that reads and writes KV pages, which a store on disk needs.
+
+    Raises:
+        InvalidParameter: it cannot.
+    """
     if not isinstance(runner, PageIO):
         raise InvalidParameter(f"{type(runner).__name__} cannot copy pages, which a store needs; open without one")
     return runner

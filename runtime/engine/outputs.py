@@ -63,12 +63,12 @@ class OutputMaker:
             if outcome.is_damaged:
                 continue
             try:
-                outputs += self._hand(item, outcome, now)
+                outputs += self._outputs_of(item, outcome, now)
             except Exception as error:
                 broken.append(item.request)
                 if item.request.request_id in self._scheduler:
                     self._scheduler.remove(item.request.request_id)
-                outputs.append(self._broken(item.request, error))
+                outputs.append(self._fail_broken(item.request, error))
         damaged = [item.request for item, outcome in outcomes if outcome.is_damaged]
         for request in damaged:
             self._scheduler.remove(request.request_id)
@@ -89,16 +89,16 @@ class OutputMaker:
                 outputs += self._start_over([], disorder)
         return [output for output in outputs if output.delta is None or not output.delta.is_empty]
 
-    def _broken(self, request: Request, error: Exception) -> RequestOutput:
-        """End a request whose tokens could not be handed out, in whatever state its sequence is."""
+    def _fail_broken(self, request: Request, error: Exception) -> RequestOutput:
+        """End a request whose outputs could not be made, in whatever state its sequence is; return its last output."""
         try:
             return self.fail(request, error)
         except Exception:
             _LOGGER.exception("%r could not be closed", request)
             return RequestOutput(request.request_id, error=_visible_error(request, error))
 
-    def _hand(self, item: ScheduledRequest, outcome: Outcome, now: float) -> list[RequestOutput]:
-        """Return the outputs of a request for its outcome of a step; the reply has the tokens already."""
+    def _outputs_of(self, item: ScheduledRequest, outcome: Outcome, now: float) -> list[RequestOutput]:
+        """Return the outputs of a request after a step, such as its deltas; the reply has the step's tokens already."""
         request = item.request
         if num_drafted := len(item.draft.token_ids):
             request.drafted(item.draft, outcome.num_right)
@@ -239,7 +239,7 @@ class OutputMaker:
 
 
 def _visible_error(request: Request, error: Exception) -> RadixLMError:
-    """Return an error that clients can see; ours unchanged."""
+    """Log an error and return it as clients see it: ours unchanged, others as an EngineError that names their type."""
     if isinstance(error, InvalidRequest):  # the client's constraint cannot be followed any further
         return error
     _LOGGER.error("%r failed", request, exc_info=error)

@@ -155,8 +155,14 @@ class Prompts:
         """Prepare a raw prompt: as it is, except for the token of a lone space at its end.
 
         An empty text is a prompt if the tokenizer begins a text with a token of its own.
-        `strip_suffix` says whether the token is dropped; None: the default here for text, or for ids. With `heals`,
-        the last token is dropped, whatever it is, if it is text and not the only one.
+
+        Args:
+            seam_of: namespace of earlier texts; a prompt that continues one of them is encoded only from there, with
+                the same ids. None: it is encoded whole.
+            context_length: the most tokens; None: any number.
+            strip_suffix: drop the token of a lone space. None: as the engine's option says for text, or for ids.
+            heals: drop the last token, whatever it is, if it is text and not the only one. `strip_suffix` is then
+                ignored.
 
         Raises:
             EmptyPrompt: there are no tokens.
@@ -189,7 +195,11 @@ class Prompts:
         context_length: int | None = None,
         remembers: bool = True,
     ) -> PreparedPrompt:
-        """Prepare a conversation and the generation prompt; if it `remembers` it, later ones can continue its encoding.
+        """Prepare a conversation and the generation prompt.
+
+        Args:
+            seam_of, context_length: as in `completion`.
+            remembers: prompts that continue this one can reuse its encoding.
 
         Raises:
             ContextLengthExceeded: as `completion`.

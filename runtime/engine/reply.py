@@ -202,15 +202,15 @@ class Reply:
             self.logprobs.append(sampled.logprob)
         said, reason = self._advance(token_id, is_full=is_full)
         if before is None:
-            return self._delta(said, [(sampled, is_drafted)], reason)
+            return self._add_delta(said, [(sampled, is_drafted)], reason)
         if self._text.found_banned is not None:
             self._open.append(_Revocable(before, open_from, self._text.found_banned.stop, sampled, is_drafted, said))
             self._take_back(self._text.found_banned)
-            return self._delta(ReplyPiece(), [], None)
+            return self._add_delta(ReplyPiece(), [], None)
         self._open.append(_Revocable(before, open_from, self._text.reach(), sampled, is_drafted, said))
         bans = self._bans.get(len(self.token_ids))
         self.sampler.banned_ids = NO_IDS if bans is None else bans.ids
-        return self._settled(reason)
+        return self._release_final(reason)
 
     def cancel(self) -> Delta:
         """End the reply here, or before a banned string that it would end with."""
@@ -219,15 +219,15 @@ class Reply:
         while self._text.found_banned is not None:
             self._take_back(self._text.found_banned)
             said = self._flush()
-        return self._settled("cancelled", said)
+        return self._release_final("cancelled", said)
 
     def end_empty(self) -> Delta:
         """End a reply that must have no tokens."""
         assert self.finish_reason is None and not self.token_ids
-        return self._delta(ReplyPiece(), [], "length")
+        return self._add_delta(ReplyPiece(), [], "length")
 
     def _advance(self, token_id: int, *, is_full: bool) -> tuple[ReplyPiece, FinishReason | None]:
-        """Return the text that the token releases, and why it ends the reply, if it does."""
+        """Return the text that becomes certain with this token, and why it ends the reply; None if it does not."""
         is_end = token_id in self._stop_ids
         said = self._text.push(None if is_end else token_id, may_stop=self._may_stop)
         is_end = is_end or self.is_cut or (self._constraint is not None and self._constraint.is_finished)
@@ -245,7 +245,11 @@ class Reply:
         return len(self.token_ids) > self._params.min_tokens
 
     def _take_back(self, found: Found) -> None:
-        """Take back the token that a banned string began with and all after it, and ban that token there."""
+        """Take back the token in which a banned string begins and all after it, and ban that token at its position.
+
+        Raises:
+            ConstraintFailed: too many tokens were taken back or tried here.
+        """
         reaches = [each.reach for each in self._open]
         place = 1 + max((number for number, reach in enumerate(reaches) if reach <= found.start), default=-1)
         index = len(self.token_ids) - len(self._open) + place
@@ -282,10 +286,14 @@ class Reply:
         bans.tried.clear()
         return len(more) > 0
 
-    def _settled(self, reason: FinishReason | None, more: ReplyPiece = _NOTHING) -> Delta:
-        """Return the delta of all tokens that are final now; all tokens if the reply has ended.
+    def _release_final(self, reason: FinishReason | None, more: ReplyPiece = _NOTHING) -> Delta:
+        """Release the open tokens that are final, all of them if the reply has ended; return their delta.
 
         A token is final if no banned string can begin in it, whichever token after it is taken back.
+
+        Args:
+            reason: why the reply has ended; None if it goes on.
+            more: text of the delta after that of the tokens, such as what a cancelled reply still held.
         """
         number = len(self._open)
         if reason is None:
@@ -297,9 +305,17 @@ class Reply:
         said = ReplyPiece(
             "".join(each.said.reasoning for each in certain), "".join(each.said.answer for each in certain)
         )
-        return self._delta(said.followed_by(more), [(each.sampled, each.is_drafted) for each in certain], reason)
+        return self._add_delta(said.followed_by(more), [(each.sampled, each.is_drafted) for each in certain], reason)
 
-    def _delta(self, said: ReplyPiece, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
+    def _add_delta(
+        self, said: ReplyPiece, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None
+    ) -> Delta:
+        """Add final text and tokens to the reply, and return them as its next delta.
+
+        Args:
+            tokens: sampled tokens, each with whether it was drafted.
+            reason: why the reply has ended; None if it goes on.
+        """
         self._texts.append(said.answer)
         if said.reasoning:
             self._thoughts.append(said.reasoning)

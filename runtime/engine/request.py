@@ -267,6 +267,7 @@ class Request:
         return self.reuse.cache_match(None if why is None else self.spec.explain(why))
 
     def _timings(self, now: float) -> Timings:
+        """Return the timings of the finished reply; `now` is its end."""
         arrived_at, first_token_at = self.spec.arrived_at, self.reply.first_token_at
         return Timings(
             time_to_first_token_s=None if first_token_at is None else first_token_at - arrived_at,

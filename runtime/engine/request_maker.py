@@ -61,7 +61,7 @@ class RequestMaker:
             EngineOverloaded: too many requests are waiting.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
-        self._require_writes()
+        self._require_generates_text()
         if options.tools:
             raise InvalidParameter("tools are for conversations; use chat", param="tools")
         if options.template_kwargs:
@@ -88,7 +88,7 @@ class RequestMaker:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: as `completion`.
         """
-        self._require_writes()
+        self._require_generates_text()
         if options.strip_suffix is not None:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
         if options.token_healing:
@@ -97,7 +97,7 @@ class RequestMaker:
         options = self.decided(options)
         messages = self.as_generated(messages, options)
         tools, kwargs, seam_of = options.tools, options.template_kwargs, options.seam_of
-        prepared = self._continued(messages, options) or self._prompts.chat(
+        prepared = self._continue_earlier(messages, options) or self._prompts.chat(
             messages, tools, kwargs, seam_of=seam_of, context_length=self._limits.context_length
         )
         next_ids = partial(self._later.next_ids, messages, tools, kwargs, seam_of=seam_of)
@@ -152,7 +152,7 @@ class RequestMaker:
         namespace = self.decided(options).calls_of
         return messages if namespace is None else self._prompts.call_history.respelled(namespace, messages)
 
-    def _continued(self, messages: Sequence[Message], options: RequestOptions) -> PreparedPrompt | None:
+    def _continue_earlier(self, messages: Sequence[Message], options: RequestOptions) -> PreparedPrompt | None:
         """Return the prompt that continues the ids of earlier turns; None if there are none that it can continue."""
         earlier, length = options.earlier, self._limits.context_length
         if earlier is None or not 0 < earlier.num_messages < len(messages):
@@ -168,6 +168,16 @@ class RequestMaker:
         next_ids: NextIds | None = None,
         reads: Callable[[], Reader] | None = None,
     ) -> Request:
+        """Make a request from a prepared prompt.
+
+        Args:
+            renderings: ways in which later prompts may render the reply; None: it will not come back as text.
+            next_ids: ids that begin the next prompt, for a chat; None: the prompt is no chat.
+            reads: makes a reader of the prompt's rows besides the sampler; None: there is none.
+
+        Raises:
+            InvalidRequest: it can never be served, or its grammar is invalid.
+        """
         prompts, params = self._prompts, self._default_params if params is None else params
         self._limits.validate(prompt, params)
         recorder = self._options.recorder
@@ -194,7 +204,7 @@ class RequestMaker:
         )
         return Request(spec, reply)
 
-    def _require_writes(self) -> None:
+    def _require_generates_text(self) -> None:
         """Raise InvalidRequest if the model generates no text."""
         if not self._writes:
             raise InvalidRequest(

@@ -158,7 +158,7 @@ class Scheduler:
                 RequestBroken: matching a waiting request raised; the caller rolls the step back and removes it.
         """
         for request in [request for request in self._running.values() if not self._may_run(request)]:
-            self._stop(request)
+            self._move_to_preempted(request)
         decoding, prefilling = self._by_kind()
         num_prompts = len(prefilling) + self._num_ready
         if num_prompts and self._is_idle:
@@ -234,7 +234,7 @@ class Scheduler:
     # Running requests
 
     def _by_kind(self) -> tuple[list[Request], list[Request]]:
-        """Return the running requests that decode, and those that prefill; each by arrival."""
+        """Return the running requests that decode, and those that prefill, each in order of arrival."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running.values():
@@ -264,10 +264,10 @@ class Scheduler:
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Preempt a request, and drop it from the step; its KV stays in the tree for now."""
         plan.drop(request)
-        self._stop(request)
+        self._move_to_preempted(request)
 
-    def _stop(self, request: Request) -> None:
-        """Preempt a request that is not in this step."""
+    def _move_to_preempted(self, request: Request) -> None:
+        """Move a running request that is not in this step to the preempted ones; its pages can be evicted."""
         self._cache.preempt(request.admitted)
         self._preempted[request.request_id] = self._running.pop(request.request_id)
         request.preempted()
@@ -282,6 +282,7 @@ class Scheduler:
         return 0 < self._num_idle == len(self._arrivals)
 
     def _may_run(self, request: Request) -> bool:
+        """Return whether the request is not idle work, or all requests are."""
         return not request.is_idle or self._is_idle
 
     @property
@@ -356,6 +357,7 @@ class Scheduler:
         return None
 
     def _preempted_of(self, client: Client) -> list[Request]:
+        """Return a client's preempted requests that may run now."""
         return [each for each in self._preempted.values() if each.client == client and self._may_run(each)]
 
     def _best(self, client: Client, now: float) -> tuple[WaitingRequest, PrefixMatch] | None:
@@ -367,6 +369,7 @@ class Scheduler:
         return self._admission.choose(candidates, self._running.values(), score)
 
     def _resume(self, request: Request, plan: StepPlan) -> Request | None:
+        """Give a preempted request a sequence again, with what the tree still has of it; None if it does not fit."""
         sequence, limit = request.admitted, request.num_reusable
         match = self._cache.match(sequence.token_ids, num_match=limit, namespace=request.namespace)
         if not self._admission.fits(request, match, None, plan, self._running.values()):
@@ -375,6 +378,13 @@ class Scheduler:
         return self._preempted.pop(request.request_id)
 
     def _start(self, waiting: WaitingRequest, match: PrefixMatch, plan: StepPlan, now: float) -> Request | None:
+        """Give a waiting request its sequence. Returns the request, or None if it does not fit.
+
+        If the rows loaded for it cannot be used, the client's best request is chosen again.
+
+        Raises:
+            RequestBroken: matching or opening it raised; it holds nothing.
+        """
         request, running = waiting.request, self._running.values()
         if not self._admission.fits(request, match, waiting.rows, plan, running):
             return None

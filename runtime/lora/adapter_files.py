@@ -108,6 +108,11 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 def _read_peft(path: Path) -> AdapterFile:
+    """Read a folder of PEFT.
+
+    Raises:
+        InvalidAdapter: it is damaged, no LoRA, or changes more than matrices.
+    """
     text = read_file(path / _CONFIG)
     try:
         raw = msgspec.json.decode(text)
@@ -148,6 +153,11 @@ def _of_pattern(pattern: Mapping[str, Any] | None, module: str, default: float) 
 
 
 def _read_gguf(path: Path) -> AdapterFile:
+    """Read an adapter in llama.cpp's GGUF format.
+
+    Raises:
+        InvalidAdapter: it is damaged, no LoRA, or is active for a part of the tokens only (aLoRA).
+    """
     metadata, tensors = read_gguf(path)
     kind = metadata.get("general.type"), metadata.get("adapter.type")
     if kind != ("adapter", "lora"):

@@ -76,7 +76,7 @@ def read_safetensors(path: Path) -> dict[str, Float32Array]:
 
 
 def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
-    """Return the metadata of a GGUF file by key, and its tensors by name, the longest dimension of GGML first.
+    """Return the metadata of a GGUF file by key, and its tensors by name in NumPy's order of dimensions.
 
     Raises:
         InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.

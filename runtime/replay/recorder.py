@@ -57,12 +57,16 @@ class Recorder:
         return partial(self._deliver, request, deliver)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the recording; later requests are not recorded."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _deliver(self, request: Request, deliver: Deliver, output: RequestOutput) -> None:
+        """Deliver an output of a request, and record the request if its reply has ended.
+
+        Logprobs that only the recording needs are removed.
+        """
         if output.completion is not None and request.namespace is not None:
             self._write(encoded(recorded(request, output.completion)))
         if request.spec.params.logprobs is None and output.delta is not None and output.delta.logprobs is not None:
@@ -70,6 +74,10 @@ class Recorder:
         deliver(output)
 
     def _write(self, line: str) -> None:
+        """Append a line to the recording; a full file is rotated first, and a new one begins with the engine's line.
+
+        If the file cannot be written, the recording ends, and an error is logged.
+        """
         if self._file is None:
             return
         try:
@@ -110,6 +118,7 @@ def recorded(request: Request, completion: Completion) -> RecordedRequest:
 
 
 def _grammar_of(constraint: Grammar | ConstraintSource | None) -> Grammar | None:
+    """Return the grammar of a request's constraint; None if it has none, or one that is no grammar."""
     found = constraint if isinstance(constraint, Grammar) else getattr(constraint, "grammar", None)
     return found if isinstance(found, Grammar) else None
 

@@ -133,10 +133,18 @@ def lines_of(path: Path) -> Iterator[Line]:
     """
     for file in files_of(path):
         with file.open("rb") as content:
-            yield from _lines_of(iter(partial(content.readline, MAX_LINE_BYTES), b""), file)
+            yield from _decode_lines(iter(partial(content.readline, MAX_LINE_BYTES), b""), file)
 
 
-def _lines_of(texts: Iterator[bytes], file: Path) -> Iterator[Line]:
+def _decode_lines(texts: Iterator[bytes], file: Path) -> Iterator[Line]:
+    """Decode the lines of one file of a recording; `texts` are its lines as bytes.
+
+    A line that cannot be decoded is skipped if the process was cut off there: if it is the last and has no line break,
+    or an engine's line comes next.
+
+    Raises:
+        RecordingUnusable: another line is invalid, or the first is no engine's.
+    """
     unread: RecordingUnusable | None = None
     is_begun, text = False, b""
     for number, text in enumerate(texts, 1):
@@ -159,7 +167,7 @@ def _lines_of(texts: Iterator[bytes], file: Path) -> Iterator[Line]:
 
 
 def params_of(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
+    """Return the sampling parameters that differ from their defaults, by name."""
     plain = SamplingParams()
     values = {field.name: getattr(params, field.name) for field in fields(params)}
     return {name: value for name, value in values.items() if value != getattr(plain, name)}
@@ -171,6 +179,7 @@ def digests_of(logprobs: Iterable[TokenLogprob]) -> tuple[str, ...]:
 
 
 def _digest_of(logprob: TokenLogprob) -> str:
+    """Return a hash of a generated token's logprob and rank and of the top logprobs, equal only if all bits are."""
     digest = blake2b(struct.pack("<qdq", logprob.token_id, logprob.logprob, logprob.rank), digest_size=8)
     for token_id, value in logprob.top:
         digest.update(struct.pack("<qd", token_id, value))

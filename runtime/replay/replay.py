@@ -80,7 +80,7 @@ def replay(path: Path, engine: Engine) -> Replayed:
         EngineError: the engine died, or was closed.
     """
     replayed, running = Replayed(), deque[tuple[int, RecordedRequest, GenerationStream | str]]()
-    for number, request, context_length in _requests(path, replayed):
+    for number, request, context_length in _recorded_requests(path, replayed):
         if request.why_not is not None:
             replayed.not_compared[request.why_not] += 1
             continue
@@ -92,8 +92,11 @@ def replay(path: Path, engine: Engine) -> Replayed:
     return replayed
 
 
-def _requests(path: Path, replayed: Replayed) -> Iterator[tuple[int, RecordedRequest, int]]:
-    """Yield each request with its number, and with the context length of its engine."""
+def _recorded_requests(path: Path, replayed: Replayed) -> Iterator[tuple[int, RecordedRequest, int]]:
+    """Yield each recorded request: its number, the request, and the context length of the engine that computed it.
+
+    The line of that engine is put into `replayed.computed`.
+    """
     number = 0
     for line in lines_of(path):
         if isinstance(line, Computed):
@@ -105,7 +108,7 @@ def _requests(path: Path, replayed: Replayed) -> Iterator[tuple[int, RecordedReq
 
 
 def _start(engine: Engine, request: RecordedRequest, context_length: int) -> GenerationStream | str:
-    """Return the stream of a request, or why it cannot be computed."""
+    """Start computing a recorded request again. Returns its stream, or the error if it cannot be computed."""
     given = request.prompt
     prompt = PreparedPrompt(
         given.ids,
@@ -128,7 +131,11 @@ def _start(engine: Engine, request: RecordedRequest, context_length: int) -> Gen
 
 
 def _compare(replayed: Replayed, number: int, request: RecordedRequest, stream: GenerationStream | str) -> None:
-    """Wait for a reply, and count it."""
+    """Wait for a reply, compare it with the recorded one, and add the result to `replayed`.
+
+    Args:
+        stream: the reply's stream, or the error that kept it from starting, which counts as a difference.
+    """
     difference = stream if isinstance(stream, str) else None
     place = None
     if not isinstance(stream, str):
@@ -147,7 +154,10 @@ def _compare(replayed: Replayed, number: int, request: RecordedRequest, stream: 
 
 
 def _difference(request: RecordedRequest, completion: Completion) -> tuple[int, str] | None:
-    """Return the index where a reply first differs, and how."""
+    """Return the index of the first token that differs, and how it does; None if the replies are equal.
+
+    Equal replies have the same ids, bits of logprobs, length and reason to finish.
+    """
     was, now = request.reply_ids, completion.token_ids
     digests = digests_of(completion.logprobs or ())
     for place in range(min(len(was), len(now))):

@@ -55,6 +55,7 @@ class SequenceState:
                 self._keep_page(NO_STATE, 0)
 
     def _keep_page(self, slot: int, num_tokens: int) -> None:
+        """Make `slot` the state after `num_tokens` tokens, kept at the end of a page; release the one kept before."""
         if self.pool is not None:
             self.pool.release(self.page_slot)
             self.page_slot, self.num_page_tokens = slot, num_tokens
@@ -71,7 +72,7 @@ class SequenceState:
             self._stops = tuple(sorted({*self._stops, num_tokens}))
 
     def cut(self, num_tokens: int) -> None:
-        """Drop everything that is wanted after `num_tokens` tokens."""
+        """Drop the wanted stops, and the state kept at the end of a page, that come after `num_tokens` tokens."""
         self._stops = tuple(stop for stop in self._stops if stop <= num_tokens)
         if self.num_page_tokens > num_tokens:
             self._keep_page(NO_STATE, 0)

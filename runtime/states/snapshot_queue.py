@@ -28,15 +28,19 @@ class SnapshotQueue:
         """Return the number of entries, outdated ones included."""
         return len(self._heap)
 
-    def push(self, entry: Entry, most: int) -> None:
-        """Add an entry; at most `most` entries are current."""
+    def push(self, entry: Entry, num_snapshots: int) -> None:
+        """Add a snapshot whose credit is new, or that became unused; older entries of its slot are then outdated.
+
+        Args:
+            num_snapshots: the number of snapshots. If the heap is much longer, its outdated entries are removed.
+        """
         heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * most + 64:
+        if len(self._heap) > 2 * num_snapshots + 64:
             self._heap = [each for each in set(self._heap) if self._is_now(each)]
             heapq.heapify(self._heap)
 
     def pop(self) -> Entry | None:
-        """Remove and return the least current entry; None if there is none."""
+        """Remove and return the entry with the least credit that is not outdated; None if there is none."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._is_now(entry):

@@ -164,19 +164,20 @@ class StatePool:
         if not users:
             self._num_in_use -= 1
             if slot in self._snapshots:
-                self._queue(slot)
+                self._queue_unused(slot)
             else:
                 self._free.append(slot)
 
     def keep(self, place: SnapshotPlace, rows: bytes, slot: int, *, num_saved: int, before: int = NO_STATE) -> None:
-        """Make a slot the snapshot after `place` and the tokens `rows`.
+        """Make a slot the snapshot of the state after `place` and the tokens `rows`, which are less than a page.
 
-        The caller uses the slot, and never writes it again. If there is a snapshot already, that one stays, and counts
-        as used.
+        The caller uses the slot, and never writes it again. If there is such a snapshot already, that one stays, and
+        counts as used.
 
         Args:
-            before: slot of the snapshot before this one: the one that is found for a token less.
-            num_saved: number of tokens after the snapshot `before`.
+            rows: the tokens after `place`, as a key.
+            before: slot of the last snapshot of a shorter prefix of the same tokens; `NO_STATE` if there is none.
+            num_saved: number of tokens after the snapshot `before`, which this one saves from being computed again.
         """
         assert self._num_users[slot], f"slot {slot} is free and holds no state"
         there = self._at.get(place, {}).get(rows)
@@ -220,16 +221,25 @@ class StatePool:
         snapshot = self._snapshots.get(slot)
         if snapshot is not None:
             snapshot.credit = self._least_credit + snapshot.num_saved
-            self._queue(slot)
+            self._queue_unused(slot)
 
     def forget(self, places: Iterable[SnapshotPlace]) -> None:
-        """Drop the snapshots at these places, which were removed; those in use then belong to their sequences alone."""
+        """Drop all snapshots at these places, which were removed from the tree.
+
+        Sequences that use such a slot keep it; it becomes free with its last user.
+        """
         for place in places:
             for slot in list(self._at.get(place, {}).values()):
                 self._drop(slot)
 
     def forget_rows(self, place: SnapshotPlace, page: bytes, is_elsewhere: Callable[[bytes], bool]) -> None:
-        """Drop the snapshots within a removed page after a place, except those whose rows are elsewhere, too."""
+        """Drop the snapshots that a removed page has within it: those after `place` and a beginning of its tokens.
+
+        Args:
+            page: the tokens of the page after `place`, as a key.
+            is_elsewhere: returns whether another page after `place` begins with these tokens; then their snapshot
+                stays.
+        """
         for rows, slot in list(self._at.get(place, {}).items()):
             if rows and page.startswith(rows) and not is_elsewhere(rows):
                 self._drop(slot)
@@ -269,7 +279,7 @@ class StatePool:
         assert not self._unused.missing(unused), "a snapshot that could never be evicted"
 
     def _evict(self) -> bool:
-        """Drop the unused snapshot with the least credit; return whether there was one."""
+        """Drop the unused snapshot with the least credit. Returns False if there is none."""
         victim = self._unused.pop()
         if victim is None:
             return False
@@ -291,7 +301,7 @@ class StatePool:
             other.before = snapshot.before
             other.num_saved += snapshot.num_saved
             other.credit += snapshot.num_saved
-            self._queue(behind)
+            self._queue_unused(behind)
         at = self._at[snapshot.place]
         del at[snapshot.rows]
         if not at:
@@ -299,13 +309,14 @@ class StatePool:
         if not self._num_users[slot]:
             self._free.append(slot)
 
-    def _queue(self, slot: int) -> None:
-        """Queue a snapshot whose credit has changed, or that is now unused."""
+    def _queue_unused(self, slot: int) -> None:
+        """Queue a snapshot to be evicted, after its credit changed or its last user left; a used one is not queued."""
         entry = self._snapshots[slot].credit, slot
         if self._is_unused(entry):
             self._unused.push(entry, len(self._snapshots))
 
     def _is_unused(self, entry: Entry) -> bool:
+        """Return whether the entry is not outdated: its slot is an unused snapshot with this credit."""
         credit, slot = entry
         snapshot = self._snapshots.get(slot)
         return snapshot is not None and snapshot.credit == credit and not self._num_users[slot]

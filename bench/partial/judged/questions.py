@@ -53,7 +53,7 @@ class QuestionSet:
 
 
 def _nq(wheel: Path) -> Iterator[Asked]:
-    """Yield four passages and a question about each, after two passages with a question and an answer each."""
+    """Yield four passages of Natural Questions and a question about each, after two solved examples."""
     with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
         items = [json.loads(line) for line in itertools.islice(file, 280, 280 + 6 * NUM_QUESTIONS // 4)]
     for some in batched(items, 6):
@@ -114,17 +114,24 @@ def _needles(wheel: Path) -> Iterator[Asked]:
 
 def _booleans(wheel: Path) -> Iterator[Asked]:
     """Yield Boolean expressions of BBH's kind, after 48 with their values."""
-    return _made(random.Random(2), _boolean, 48, "Evaluate the result of a random Boolean expression.\n\n")
+    return _generate_questions(
+        random.Random(2), _boolean, 48, "Evaluate the result of a random Boolean expression.\n\n"
+    )
 
 
 def _brackets(wheel: Path) -> Iterator[Asked]:
     """Yield brackets to be closed, after 40 that are."""
-    return _made(random.Random(3), _dyck, 40, "Close all brackets, the last one first.\n\n")
+    return _generate_questions(random.Random(3), _dyck, 40, "Close all brackets, the last one first.\n\n")
 
 
-def _made(
+def _generate_questions(
     chance: random.Random, make: Callable[[random.Random], tuple[str, str]], num_solved: int, task: str
 ) -> Iterator[Asked]:
+    """Yield sets of 25 random questions, after a task's text and `num_solved` other questions with answers.
+
+    Args:
+        make: makes a question and its answer.
+    """
     for _ in range(NUM_QUESTIONS // 25):
         cases = dict(make(chance) for _ in range(1000))  # each text once
         some = [(text, right) for text, right in itertools.islice(cases.items(), num_solved + 25)]
@@ -138,6 +145,7 @@ def _boolean(chance: random.Random) -> tuple[str, str]:
 
 
 def _expression(chance: random.Random, num_values: int) -> str:
+    """Return a random boolean expression of this many values, such as `not True and ( False or True )`."""
     if num_values == 1:
         return "not " * chance.choice((0, 0, 1)) + chance.choice(("True", "False"))
     left = chance.randrange(1, num_values)
@@ -147,6 +155,7 @@ def _expression(chance: random.Random, num_values: int) -> str:
 
 
 def _dyck(chance: random.Random) -> tuple[str, str]:
+    """Return a text of open brackets to be closed, and the brackets that close them (Dyck language)."""
     pairs, text, still_open = {"(": ")", "[": "]", "{": "}", "<": ">"}, list[str](), list[str]()
     for _ in range(chance.choice((3, 4, 5, 6, 7))):
         if still_open and chance.random() < 0.35:

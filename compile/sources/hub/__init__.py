@@ -16,10 +16,10 @@ from radixlm.runtime.errors import SourceNotFound
 
 from ..model_files import read_index
 from ..text_vectors import FILES as VECTOR_FILES
-from .gguf_choice import choose_gguf, listed
+from .gguf_choice import choose_gguf, list_quantizations
 from .repository import Repository, repositories
 
-__all__ = ["FILES", "PREFIX", "download", "download_files", "downloaded", "names_gguf", "repositories"]
+__all__ = ["FILES", "PREFIX", "download", "download_files", "find_download", "names_gguf", "repositories"]
 
 PREFIX = HUB
 FILES = (
@@ -65,8 +65,8 @@ def download(reference: str, *, cache_dir: Path | None = None, progress: Downloa
     return _download(reference, cache_dir, progress, is_offline=False)
 
 
-def downloaded(reference: str, *, cache_dir: Path | None = None) -> Path | None:
-    """Return the result of `download` if it is in the cache; None otherwise. The hub is not contacted.
+def find_download(reference: str, *, cache_dir: Path | None = None) -> Path | None:
+    """Return what `download` would, if it is in the cache; None otherwise. The hub is not contacted.
 
     A directory may lack files that only the hub knows.
     """
@@ -91,17 +91,24 @@ def download_files(reference: str, patterns: Sequence[str], *, cache_dir: Path |
     repository = Repository.open(reference, cache_dir)
     files = _matching(repository.sizes, patterns)
     if not files:
-        raise SourceNotFound(f"{reference} has no configuration, and {listed(repository.sizes)}; fetch it first")
+        raise SourceNotFound(
+            f"{reference} has no configuration, and {list_quantizations(repository.sizes)}; fetch it first"
+        )
     return repository.fetch(files)
 
 
 def _download(reference: str, cache_dir: Path | None, progress: Downloaded | None, *, is_offline: bool) -> Path:
-    """Fetch the files that make a model. Returns its directory or GGUF file."""
+    """Fetch the files that make a model, or with `is_offline` find them in the cache.
+
+    Returns the model's directory, or its GGUF file, the first part of a split one.
+    """
     name, repository = HubName.parse(reference), Repository.open(reference, cache_dir, is_offline=is_offline)
     files = _matching(repository.sizes, FILES)
     if name.file is not None:
         if name.file not in repository.sizes:
-            raise SourceNotFound(f"{reference} is no file of {name.repository}; it has {listed(repository.sizes)}")
+            raise SourceNotFound(
+                f"{reference} is no file of {name.repository}; it has {list_quantizations(repository.sizes)}"
+            )
         files = part_names(name.file)
     elif name.quantization is not None or not _has_weights(repository.sizes):
         files = choose_gguf(repository.sizes, name.quantization, reference)

@@ -18,7 +18,9 @@ _MAX_LISTED = 20
 
 
 def choose_gguf(names: Iterable[str], quantization: str | None, reference: str) -> list[str]:
-    """Return the file of a quantization, or all parts of it.
+    """Return the names of the GGUF file of a quantization, or of all its parts.
+
+    Without a quantization: of the first of `USUAL` that the repository has, or of its only model.
 
     >>> choose_gguf(["a.Q8_0.gguf", "a.Q4_K_M.gguf"], None, "hf:org/a")
     ['a.Q4_K_M.gguf']
@@ -38,11 +40,13 @@ def choose_gguf(names: Iterable[str], quantization: str | None, reference: str) 
         if len(found) == 1:
             return part_names(found[0])
         if len(found) > 1:
-            raise SourceNotFound(f"{reference} has {len(found)} files in {label}; name one: {_names(reference, found)}")
+            raise SourceNotFound(
+                f"{reference} has {len(found)} files in {label}; name one: {_file_references(reference, found)}"
+            )
     if quantization is None and len(models) == 1:
         return part_names(models[0])
     said = f"has no file in {quantization}" if quantization is not None else "has several files, none the usual one"
-    raise SourceNotFound(f"{reference} {said}; it has {listed(names)}")
+    raise SourceNotFound(f"{reference} {said}; it has {list_quantizations(names)}")
 
 
 def quantization_of(name: str) -> str:
@@ -55,8 +59,8 @@ def quantization_of(name: str) -> str:
     return label[1] if label else ""
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return the quantizations of a repository's GGUF files, or their names, for an error."""
+def list_quantizations(names: Iterable[str]) -> str:
+    """Return the quantizations of a repository's GGUF files as a list for an error message; names if they have none."""
     models = _models(names)
     found = list(dict.fromkeys(quantization_of(name) or name for name in models))
     more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
@@ -69,8 +73,8 @@ def _models(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part_names(name)[0] for name in sorted(found)))
 
 
-def _names(reference: str, files: list[str]) -> str:
-    """Return the names by which GGUF files of a repository can be chosen, for an error."""
+def _file_references(reference: str, files: list[str]) -> str:
+    """Return references that each choose one GGUF file, `hf:org/name/FILE@revision`, joined for an error message."""
     repository, at, revision = reference.partition("@")
     repository = repository.rpartition(":")[0] if repository.count(":") > 1 else repository
     return " or ".join(f"{repository}/{file}{at}{revision}" for file in files[:_MAX_LISTED])

@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import RepoFile
 from radixlm.runtime.artifact.model_names import HUB, HubName
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
-from .transfer import MAX_BYTES, Transfer, differs, reporting_bar
+from .transfer import MAX_BYTES, Transfer, reporting_bar, wrong_digest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -78,11 +78,14 @@ class Repository:
         directory = self._snapshot(names, report)
         for name in names:
             if name not in checked:
-                self._check(directory / name)
+                self._check_digest(directory / name)
         return directory
 
     def _transfer(self, name: str, report: _Report | None) -> bool:
-        """Fetch a large file into the cache, and verify it. Returns False for files that are left to the library."""
+        """Fetch a large file into the cache, and verify it. Returns whether it did.
+
+        The library is left to fetch files without a sha256, those above `MAX_BYTES`, and all of them offline.
+        """
         digest, size = self.digests.get(name), self.sizes[name]
         if self.commit is None or digest is None or size > MAX_BYTES:
             return False
@@ -90,15 +93,15 @@ class Repository:
         folder = repo_folder_name(repo_id=self.name.repository, repo_type="model")
         blob, lock = self.cache / folder / "blobs" / digest, self.cache / ".locks" / folder / f"{digest}.lock"
         try:
-            Transfer(url, blob, lock, size, digest).run(None if report is None else report.next(size))
+            Transfer(url, blob, lock, size, digest).run(None if report is None else report.next_callback(size))
         except CorruptSource as error:
             raise CorruptSource(f"{self.reference}: {name} {error}") from error
         except Exception as error:
-            raise refused(self.reference, error) from error
+            raise explain_error(self.reference, error) from error
         return True
 
     def _snapshot(self, names: Sequence[str], report: _Report | None) -> Path:
-        """Let the library fetch the remaining files, and link all files by their names."""
+        """Let the library fetch the files that `_transfer` did not; return the folder that links all files by name."""
         try:
             path = huggingface_hub.snapshot_download(
                 self.name.repository,
@@ -107,16 +110,19 @@ class Repository:
                 cache_dir=self.cache,
                 endpoint=_endpoint(),
                 local_files_only=self.commit is None,
-                tqdm_class=None if report is None else reporting_bar(report.next(0)),
+                tqdm_class=None if report is None else reporting_bar(report.next_callback(0)),
             )
         except Exception as error:
-            raise refused(self.reference, error) from error
+            raise explain_error(self.reference, error) from error
         return Path(path)
 
-    def _check(self, path: Path) -> None:
-        """Compare a file with its digest; the library stores a large one under its sha256."""
+    def _check_digest(self, path: Path) -> None:
+        """Raise CorruptSource, and remove the file, if its digest is wrong.
+
+        Only files that the library stores under their sha256 are checked: the large ones.
+        """
         blob = path.resolve()
-        if _SHA256.fullmatch(blob.name) and (found := differs(blob, blob.name)) is not None:
+        if _SHA256.fullmatch(blob.name) and (found := wrong_digest(blob, blob.name)) is not None:
             path.unlink()
             blob.unlink()
             raise CorruptSource(
@@ -134,21 +140,24 @@ def repositories() -> Iterator[tuple[str, Path]]:
 
 @dataclass
 class _Report:
-    """A sum of the bytes of files that are fetched one after the other."""
+    """The progress of files that are fetched one after the other, reported as one sum of bytes."""
 
     progress: Callable[[int, int], None]
     total: int
     begun: int = 0
 
-    def next(self, size: int) -> Callable[[int, int], None]:
-        """Return a callback that reports the bytes of the next file, or files."""
+    def next_callback(self, size: int) -> Callable[[int, int], None]:
+        """Return the progress callback of the next `size` bytes: a file, or several files fetched together.
+
+        It takes the received bytes of these files, and a total, which is ignored; it reports the sum over all files.
+        """
         before = self.begun
         self.begun += size
         return lambda done, _: self.progress(min(before + done, self.total), self.total)
 
 
-def refused(reference: str, error: Exception) -> SourceNotFound:
-    """Return the error whose one line explains an error of the library."""
+def explain_error(reference: str, error: Exception) -> SourceNotFound:
+    """Return a SourceNotFound that explains an error of the hub's library in one line, with a hint."""
     repository, where = HubName.parse(reference).repository, _endpoint() or "the hub"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.GatedRepoError):
@@ -163,7 +172,7 @@ def refused(reference: str, error: Exception) -> SourceNotFound:
 
 
 def _sizes_here(name: HubName, cache: Path, why: Exception | None, reference: str) -> Mapping[str, int]:
-    """Return the files of the snapshot in the cache.
+    """Return the sizes in bytes of the cached snapshot's files, by name.
 
     Raises:
         SourceNotFound: there is none; the error says `why` the hub was not reached.
@@ -173,7 +182,7 @@ def _sizes_here(name: HubName, cache: Path, why: Exception | None, reference: st
             name.repository, revision=name.revision, allow_patterns=[], cache_dir=cache, local_files_only=True
         )
     except Exception as error:
-        raise refused(reference, why or error) from (why or error)
+        raise explain_error(reference, why or error) from (why or error)
     files = (path for path in Path(snapshot).rglob("*") if path.is_file())
     return {path.relative_to(snapshot).as_posix(): path.stat().st_size for path in files}
 

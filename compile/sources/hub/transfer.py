@@ -21,7 +21,7 @@ from radixlm.runtime.errors import CorruptSource
 MAX_BYTES = int(MAX_HTTP_DOWNLOAD_SIZE)  # largest file that the hub sends in one response
 _TRIES = 2  # if the digest is wrong, a second try begins anew
 
-Downloaded = Callable[[int, int], None]
+Downloaded = Callable[[int, int], None]  # of the received bytes, and the total
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,34 @@ class Transfer:
             CorruptSource: the fetched file has a wrong digest, twice.
             Exception: any error of the library; the received bytes stay for the next try.
         """
-        if not self._is_right():
+        if not self._exists_verified():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.lock.parent.mkdir(parents=True, exist_ok=True)
             with WeakFileLock(self.lock):
-                if not self._is_right():  # another process may have fetched it meanwhile
+                if not self._exists_verified():  # another process may have fetched it meanwhile
                     self._fetch(self.path.with_name(self.path.name + ".partial"), progress)
         if progress is not None:
             progress(self.size, self.size)
 
-    def _is_right(self) -> bool:
-        """Return whether the file exists and is right; a wrong one is removed."""
+    def _exists_verified(self) -> bool:
+        """Return whether the file exists with the right digest; remove a wrong one."""
         if not self.path.is_file():
             return False
-        if differs(self.path, self.sha256) is None:
+        if wrong_digest(self.path, self.sha256) is None:
             return True
         self.path.unlink()
         return False
 
     def _fetch(self, partial: Path, progress: Downloaded | None) -> None:
-        """Download the file, and verify it; the second try begins anew."""
+        """Download the file to `partial`, verify it, and rename it to `path`; a second try starts from nothing.
+
+        Raises:
+            CorruptSource: both tries have a wrong digest.
+        """
         found = None
         for _ in range(_TRIES):
-            self._go_on(partial, progress)
-            found = differs(partial, self.sha256)
+            self._resume(partial, progress)
+            found = wrong_digest(partial, self.sha256)
             if found is None:
                 partial.replace(self.path)
                 return
@@ -76,8 +80,8 @@ class Transfer:
             f"has sha256 {str(found)[:16]}..., the hub says {self.sha256[:16]}...; fetch it again, or by another way"
         )
 
-    def _go_on(self, partial: Path, progress: Downloaded | None) -> None:
-        """Resume the download at the end of the partial file."""
+    def _resume(self, partial: Path, progress: Downloaded | None) -> None:
+        """Download the rest of the file, from the end of the partial one on."""
         with partial.open("ab") as file:
             if file.tell() > self.size:
                 file.truncate(0)
@@ -87,8 +91,8 @@ class Transfer:
             http_get(self.url, file, resume_size=begin, headers=headers, expected_size=self.size, tqdm_class=bar)
 
 
-def differs(path: Path, sha256: str) -> str | None:
-    """Return the digest of a file if it is not `sha256`; None if it is."""
+def wrong_digest(path: Path, sha256: str) -> str | None:
+    """Return the sha256 of a file if it is not the expected one; None if it is."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     return None if found == sha256 else found

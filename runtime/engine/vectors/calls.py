@@ -125,7 +125,10 @@ class VectorCalls(ABC):
         options: RequestOptions = NO_OPTIONS,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
-        """Start computing a text; `embedding_of` makes its embedding from the completion."""
+        """Start computing a text; `embedding_of` makes its embedding from the completion.
+
+        `on_ready` is called in the engine's thread after each output of the stream.
+        """
         self._require_usable()
         pooling = self.vector_prompts.embedding.pooling
         request = self._requests.reading(
@@ -144,7 +147,10 @@ class VectorCalls(ABC):
         options: RequestOptions = NO_OPTIONS,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
-        """Start computing a document; `score_of` makes its score from the completion."""
+        """Start computing a query with a document; `score_of` makes its score from the completion.
+
+        `on_ready` is called in the engine's thread after each output of the stream.
+        """
         self._require_usable()
         info = self.vector_prompts.reranking
         request = self._requests.reading(

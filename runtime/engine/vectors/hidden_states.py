@@ -54,7 +54,7 @@ class HiddenStateReader:
         return range(max(start, self._next), max(start, min(stop, self._positions.stop)))
 
     def read(self, rows: LogitRows) -> bool:
-        """Add hidden states."""
+        """Add the hidden states of the step's rows to the sum. Return False if one is not finite."""
         step, stop = rows.step, rows.first + len(rows.positions)
         if not all(step.is_finite[rows.first : stop]):
             return False

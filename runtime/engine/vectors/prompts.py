@@ -59,7 +59,9 @@ class VectorPrompts:
         return self._manifest.reranking
 
     def text(self, text: Prompt, prompt_name: str | None = None) -> PreparedPrompt:
-        """Prepare a text after its prompt, with the tokens that the tokenizer puts around texts; ids stay as they are.
+        """Prepare a text to embed: the model's instruction of this name, the text, and the tokenizer's own tokens.
+
+        Token ids are taken as they are.
 
         Args:
             prompt_name: name of a prompt of the model's; None: its default, if it has one.
@@ -76,11 +78,11 @@ class VectorPrompts:
             known = ", ".join(map(repr, info.prompts)) or "none"
             raise InvalidParameter(f"prompt_name is {name!r:.60}; this model has {known}", param="prompt_name")
         if not isinstance(text, str):
-            return self._checked(checked_ids(text, self._max_tokens, has_reply=False))
+            return self._prompt_of(checked_ids(text, self._max_tokens, has_reply=False))
         before = "" if name is None else info.prompts[name]
         with refusing(has_reply=False):
             ids = self._tokenizer.encode(before + text, parse_special=True, max_tokens=self._max_tokens)
-        return self._checked([*ids, *self._suffix])
+        return self._prompt_of([*ids, *self._suffix])
 
     def pair(self, query: str, document: str, instruction: str | None = None) -> PreparedPrompt:
         """Prepare a query and a document in the model's template. Control tokens in them are text.
@@ -99,7 +101,7 @@ class VectorPrompts:
                     ids.append(part)
                 else:
                     ids += self._tokenizer.encode(part, add_bos=None if not ids else False, max_tokens=self._max_tokens)
-        return self._checked(ids)
+        return self._prompt_of(ids)
 
     def _sections(self, template: str, values: Mapping[str, str]) -> Iterator[str | int]:
         """Yield the texts between the template's own control tokens, with `values` filled in, and the tokens' ids."""
@@ -109,7 +111,13 @@ class VectorPrompts:
             elif part:
                 yield _PLACEHOLDER.sub(lambda found: values[found[1]], part)
 
-    def _checked(self, ids: list[int]) -> PreparedPrompt:
+    def _prompt_of(self, ids: list[int]) -> PreparedPrompt:
+        """Return token ids as a prepared prompt.
+
+        Raises:
+            EmptyPrompt: there are none.
+            ContextLengthExceeded: there are more than `max_tokens`.
+        """
         if not ids:
             raise EmptyPrompt("the text has no tokens; send some text")
         if len(ids) > self._max_tokens:

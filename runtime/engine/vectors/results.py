@@ -61,7 +61,7 @@ def embedding_of(completion: Completion, info: EmbeddingInfo, dimensions: int | 
 
 
 def score_of(completion: Completion, index: int) -> DocumentScore:
-    """Return the score of the document with this index, whose prompt was computed."""
+    """Return the score of the document at this index of a rerank request, from the completion of its prompt."""
     usage = completion.usage
     value = _reading_of(completion, TokenScore).value
     return DocumentScore(index, value, usage.prompt_tokens, usage.cached_tokens)
@@ -82,6 +82,11 @@ def require_dimensions(dimensions: int | None, num_outputs: int) -> None:
 
 
 def _reading_of(completion: Completion, kind: type[T]) -> T:
+    """Return the result of this kind that a reader left in the completion.
+
+    Raises:
+        EngineClosed: the prompt was not computed to its end.
+    """
     found = next((reading for reading in completion.readings if isinstance(reading, kind)), None)
     if found is None:
         raise EngineClosed("the engine was closed before all of the text was computed; ask again later")

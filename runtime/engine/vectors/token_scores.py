@@ -19,7 +19,7 @@ class TokenScore:
 
 
 class TokenScoreReader:
-    """A reader of the row of a prompt's last token.
+    """A reader that compares the logits of a true and a false token, such as yes and no, after a prompt.
 
     Args:
         num_tokens: number of tokens of the prompt.
@@ -41,7 +41,10 @@ class TokenScoreReader:
         return range(self._last, self._last + 1) if start <= self._last < stop else range(0)
 
     def read(self, rows: LogitRows) -> bool:
-        """Compare the logits of the two tokens."""
+        """Compute the score from the last token's logits of the true and the false token.
+
+        Returns False if they are not finite.
+        """
         if not rows.step.is_finite[rows.first]:
             return False
         logits = rows.step.values[rows.first]

@@ -126,6 +126,11 @@ class _Calls:
     unanswered: dict[str, str] = field(default_factory=dict)  # ids to names
 
     def begin(self, call: ToolUseBlock, param: str) -> None:
+        """Record a tool call that needs a result.
+
+        Raises:
+            InvalidParameter: another call without a result has the same id; `param` names this one.
+        """
         if call.id in self.unanswered:
             message = f"{param}: another call without a result has the id {call.id!r:.80}; ids must be unique"
             raise InvalidParameter(message, param=param)
@@ -140,7 +145,13 @@ class _Calls:
         return name
 
     def close(self, place: int) -> None:
-        """Require that all calls have results. Called before an assistant message, and at the end."""
+        """Require that all calls have results, before the message at index `place`.
+
+        Called before an assistant message, and at the end.
+
+        Raises:
+            InvalidParameter: some have none.
+        """
         if self.unanswered:
             ids = ", ".join(repr(each)[:80] for each in list(self.unanswered)[:8])
             raise InvalidParameter(
@@ -174,6 +185,11 @@ def _assistant(place: int, message: InputMessage, calls: _Calls) -> Message:
 
 
 def _only_text(place: int, message: InputMessage) -> str:
+    """Return the text of a message.
+
+    Raises:
+        InvalidParameter: it has another kind of block.
+    """
     for number, block in enumerate(message.blocks):
         if not isinstance(block, TextBlock):
             raise _misplaced(place, number, message, block)
@@ -181,6 +197,11 @@ def _only_text(place: int, message: InputMessage) -> str:
 
 
 def _json(arguments: object, param: str) -> str:
+    """Return the arguments of a call as JSON text.
+
+    Raises:
+        InvalidParameter: they are nested too deep.
+    """
     try:
         return msgspec.json.encode(arguments).decode()
     except RecursionError as error:
@@ -192,6 +213,7 @@ def _field(place: int, number: int) -> str:
 
 
 def _misplaced(place: int, number: int, message: InputMessage, block: msgspec.Struct) -> InvalidParameter:
+    """Return the error for a block that a message of this role cannot have, or that is not supported."""
     param = _field(place, number)
     kind = block.__struct_config__.tag
     if isinstance(block, UnreadBlock):

@@ -62,6 +62,7 @@ _DELTAS = {"reasoning": ThinkingDelta, "text": TextDelta, "call": InputJsonDelta
 
 
 def _prepare(served: Served, request: Request, body: MessagesRequest) -> Prepared:
+    """Check the body, and translate it to the chat that the engine gets."""
     conversation = _conversation(served, request, body)
     options = served.request_options(request, body)
     chat = ChatTask(
@@ -105,6 +106,7 @@ async def count_tokens(served: Served, request: Request, encode: Encode) -> Resp
 
 
 def _conversation(served: Served, request: Request, body: CountTokensRequest) -> Conversation:
+    """Translate the messages, and list the ignored parts in the response's header."""
     conversation = Conversation.of(body.system, body.messages)
     served.leave_out(request, unread=conversation.unread, others=conversation.ignored | body.ignored)
     return conversation
@@ -171,6 +173,7 @@ class _Message:
         yield MessageStop()
 
     def _end(self, completion: Completion) -> StopDelta:
+        """Return why the message ended, in Anthropic's words, with the stop sequence if one ended it."""
         sequence = completion.stop_reason
         if isinstance(sequence, str):
             return StopDelta("stop_sequence", sequence)
@@ -183,6 +186,7 @@ class _Message:
         return StopDelta("tool_use" if self._events.has_calls else "end_turn", ended_in_reasoning=ended_in_reasoning)
 
     def _usage(self, completion: Completion) -> MessagesUsage:
+        """Return the usage of the finished reply, with the kinds of cached tokens."""
         usage = completion.usage
         is_kept = self._is_kept and usage.pruning is None  # KV computed with approximate loading is not cached
         counts = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
@@ -193,6 +197,7 @@ class _Message:
         return counts
 
     def _usage_at_start(self, progress: PrefillProgress | None) -> MessagesUsage:
+        """Return the usage before the first token: the prompt's tokens and the cached ones."""
         if progress is None:
             return _usage(0, 0, 0, is_kept=False)
         return _usage(progress.num_prompt_tokens, progress.num_cached_tokens, 0, is_kept=self._is_kept)

@@ -200,6 +200,11 @@ def _parameters_field(number: int) -> str:
 
 
 def _tool(tool: ToolDefinition, number: int) -> Tool:
+    """Return the definition of a tool as the engine takes it.
+
+    Raises:
+        InvalidParameter: it has no schema.
+    """
     if tool.input_schema is None:
         param = _parameters_field(number)
         raise InvalidParameter(f"{param} is missing; send the JSON schema of the tool's arguments", param=param)

@@ -57,6 +57,7 @@ class AccessGuards:
         self._app, self._guards = app, guards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer with the first guard's refusal; a refused WebSocket is closed."""
         if scope["type"] != "lifespan":
             for guard in self._guards:
                 refusal = guard(scope)
@@ -85,6 +86,10 @@ class ErrorResponses:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, and answer its errors as the path's API does, unless a response has started.
+
+        If the client has gone, 499 is logged.
+        """
         try:
             await self._app(scope, receive, send)
         except (RadixLMError, msgspec.MsgspecError, HTTPException) as error:
@@ -141,6 +146,7 @@ class KnownHosts:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def __call__(self, scope: Scope) -> Response | None:
+        """Return 403 for a Host header with another name; None if the request may go on."""
         host = header_of(scope, b"host") if self._hosts else None
         if host is None or self._is_known(_name_of(host)):
             return None
@@ -172,6 +178,7 @@ class SameOrigin:
         self._allowed = frozenset(allowed)
 
     def __call__(self, scope: Scope) -> Response | None:
+        """Return 403 for a request that a web page of another origin sends to change something; None for others."""
         if scope["type"] != "http" or scope["method"] in _HARMLESS or self._is_welcome(scope):
             return None
         message = (
@@ -181,6 +188,7 @@ class SameOrigin:
         return respond(HTTPError(403, message, code="origin_not_allowed"), scope)
 
     def _is_welcome(self, scope: Scope) -> bool:
+        """Return whether the Origin header is missing, allowed, or that of the server itself."""
         origin = header_of(scope, b"origin")
         if origin is None or origin in self._allowed or "*" in self._allowed:
             return True
@@ -200,6 +208,7 @@ def _name_of(host: str) -> str:
 
 
 def _check(origin: str) -> None:
+    """Raise InvalidParameter unless an allowed origin is `*`, or a scheme and host without a path."""
     parts = urlsplit(origin)
     is_bare = not (parts.path or parts.query or parts.fragment or parts.username)
     if origin != "*" and not (parts.scheme and parts.netloc and is_bare):

@@ -53,6 +53,7 @@ class ApiKeys:
         return cls(keys, options.metrics_key)
 
     def __call__(self, scope: Scope) -> Response | None:
+        """Return 401 for a request without a valid key; None if it may go on, with its key noted in the scope."""
         is_metrics = scope["type"] == "http" and scope["path"] in METRICS_PATHS
         has_own_key = is_metrics and self._metrics_digest is not None
         if (has_own_key and self._opens_metrics(scope)) or not (has_own_key or self._keys):
@@ -75,6 +76,7 @@ class ApiKeys:
         return hmac.compare_digest(_digest(sent.encode("latin-1")), self._metrics_digest or b"")
 
     def _known(self, sent: str | None) -> str | None:
+        """Return the sent API key if it is one of the server's; None otherwise. It takes equally long for each."""
         sent = (sent or "").strip(" \t")  # other white space is part of the key
         given, known = _digest(sent.encode("latin-1")), None
         for key, digest in self._keys:

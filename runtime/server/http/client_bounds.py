@@ -120,6 +120,7 @@ class GuardedWriter:
             self._timer.cancel()
 
     def _check_progress(self) -> None:
+        """Abort the connection if its client has taken too few bytes for too long; else check again later."""
         self._timer = None
         num_waiting, now = self._transport.get_write_buffer_size(), self._loop.time()
         if not num_waiting:

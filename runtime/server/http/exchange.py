@@ -136,6 +136,11 @@ class Exchange:
             self._ends(self)
 
     def _head(self) -> bytes:
+        """Return the status line and headers of the response, and decide how its body ends.
+
+        Raises:
+            ValueError: a header has several lines.
+        """
         status, version = self._start["status"], self._scope["http_version"]
         headers = [*self._begins(self), *self._start.get("headers", ())]
         names = {name.lower() for name, _ in headers}
@@ -156,6 +161,7 @@ class Exchange:
         return head
 
     def _framed(self, body: bytes, is_last: bool) -> bytes:
+        """Return a part of the body as sent: as a chunk, as it is, or nothing if the response has no body."""
         if not self._is_chunked:
             return body if self._has_body else b""
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""

@@ -37,6 +37,7 @@ class Forwarded(Response):
         self._messages, self._gone, self._ended = messages, gone, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the other server's response to the client, until it ends or the client has gone."""
         try:
             with suppress(ClientGone):
                 await while_connected(receive, self._relay(scope["path"], send))
@@ -44,6 +45,7 @@ class Forwarded(Response):
             self._ended()
 
     async def _relay(self, path: str, send: Send) -> None:
+        """Send each message of the response; if the other server goes away in a stream, end it with an error event."""
         is_stream = False
         async with aclosing(self._messages) as messages:
             try:

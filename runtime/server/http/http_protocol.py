@@ -73,6 +73,10 @@ class HTTPProtocol(asyncio.Protocol):
     # Called by uvicorn and asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection, for asyncio, with a deadline for the first headers.
+
+        If there are too many connections, one that waits for its client is closed.
+        """
         self._transport, self.idle_since = transport, self._loop.time()
         self._client, self._listener = get_remote_addr(transport), get_local_addr(transport)
         self._make_room()
@@ -83,6 +87,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._close_after(self.headers_s)
 
     def data_received(self, data: bytes) -> None:
+        """Feed received bytes to the parser, for asyncio. After idle time a deadline for the headers begins."""
         if self._is_idle:
             self._is_idle = False
             self._close_after(self.headers_s)
@@ -100,6 +105,7 @@ class HTTPProtocol(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the exchanges that their client has gone, for asyncio."""
         self._server.connections.discard(self)
         self._writer.stop()
         if self._timer is not None:
@@ -144,6 +150,11 @@ class HTTPProtocol(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """Make an exchange for the request whose headers are complete, for the parser; answer it if it is first.
+
+        Raises:
+            ValueError: the request is not accepted, such as another HTTP version or two Host headers.
+        """
         headers, version = dict(self._headers), self._parser.get_http_version()
         num_hosts = [name for name, _ in self._headers].count(b"host")
         method = self._parser.get_method().decode()
@@ -192,6 +203,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
+        """Add a part of the body to the exchange, for the parser; stop reading if too much of it waits."""
         if self._reading is not None:
             self._reading.add(body)
             if self._num_missing_bytes is not None:
@@ -200,6 +212,7 @@ class HTTPProtocol(asyncio.Protocol):
                 self._flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        """End the body of the request, for the parser; if the connection is then closed, drop all that follows."""
         if self._reading is not None:
             self._reading.end()
             if not self._reading.keep_alive:
@@ -222,6 +235,7 @@ class HTTPProtocol(asyncio.Protocol):
         return self._server.default_headers
 
     def _answer_ends(self, exchange: Exchange) -> None:
+        """Close the connection after a response, answer the next request that waits, or wait for one."""
         self._server.total_requests += 1
         self._exchanges.popleft()
         if not exchange.is_whole:
@@ -255,6 +269,7 @@ class HTTPProtocol(asyncio.Protocol):
         return not self._exchanges or (self._exchanges[0] is self._reading and not self._exchanges[0].has_started)
 
     def _answer_first(self) -> None:
+        """Start a task that runs the application for the first exchange that waits."""
         task = self._loop.create_task(self._exchanges[0].run(self._app))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
@@ -267,6 +282,7 @@ class HTTPProtocol(asyncio.Protocol):
         return STEP_BYTES if self._reading is None or self._num_missing_bytes is None else self._num_missing_bytes
 
     def _feed(self, data: bytes) -> None:
+        """Give the parser bytes; refuse what is no HTTP, too many headers, and bodies that are mostly framing."""
         self._num_fed_bytes += len(data)
         if self._reading is None and self._num_fed_bytes > MAX_HEADER_BYTES:
             return self._refuse(_NO_HTTP)
@@ -281,6 +297,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._refuse(_FRAMING)
 
     def _parse(self, data: bytes) -> None:
+        """Parse bytes; a request that offers another protocol is parsed again without the offer."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -328,6 +345,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._timer = self._loop.call_at(self._closes_at, self._close_if_due)
 
     def _close_if_due(self) -> None:
+        """Close the connection if its deadline has passed; else wait for the deadline, if there is one."""
         self._timer = None
         if self._closes_at is None:
             return

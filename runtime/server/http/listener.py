@@ -75,6 +75,7 @@ def is_local(listener: socket.socket) -> bool:
 
 
 def _answers(path: Path) -> bool:
+    """Return whether a process accepts connections on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as client:
         try:
             client.connect(str(path))

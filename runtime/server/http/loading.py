@@ -38,6 +38,7 @@ class Loading:
         self.fraction = fraction
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass requests to the application once it is loaded; until then answer that it is loading."""
         if scope["type"] == "http":
             await (self.app or self._not_yet(scope))(scope, receive, send)
         elif self.app is not None:
@@ -46,6 +47,7 @@ class Loading:
             await send({"type": "websocket.close", "code": 1013})
 
     def _not_yet(self, scope: Scope) -> Response:
+        """Return 503 with the stage and the progress of loading, or 200 to a check that the process lives."""
         path = scope["path"]
         if path == LIVE:
             return live()

@@ -117,6 +117,16 @@ def without_lone_surrogates(body: bytes) -> bytes:
 
 
 async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_one_value: bool) -> bytes:
+    """Read the whole body.
+
+    Args:
+        room: counts the bytes of all bodies that are being received; None: they are not counted.
+        is_one_value: the body is one JSON value, whose parts are counted.
+
+    Raises:
+        ClientGone: the client went away.
+        HTTPError: the body is too large, or has too many values.
+    """
     chunks: list[bytes] = []  # joined once: growing a long array copies it, which blocks the event loop
     num_bytes, size = 0, JSONSize()
     is_whole = False
@@ -137,6 +147,7 @@ async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_o
 
 
 def _check_headers(request: Request) -> None:
+    """Raise HTTPError unless the headers say that the body is uncompressed JSON."""
     media_type = (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media_type not in _TYPES and not media_type.endswith("+json"):
         message = f"the body is {media_type!r:.80}; send it as application/json"
@@ -148,12 +159,14 @@ def _check_headers(request: Request) -> None:
 
 
 def _check_length(num_bytes: int, max_bytes: int) -> None:
+    """Raise HTTPError, 413, if the body has more than `max_bytes`."""
     if num_bytes > max_bytes:
         message = f"the body has {num_bytes} bytes or more, at most {max_bytes} are allowed"
         raise HTTPError(413, message, code="body_too_large")
 
 
 def _check_values(num_values: int) -> None:
+    """Raise HTTPError, 413, if the body has too many JSON values."""
     if num_values > MAX_VALUES:
         message = f"the body has {num_values} values or more, token ids among them, at most {MAX_VALUES} are allowed"
         raise HTTPError(413, message, code="too_many_values")
@@ -266,6 +279,7 @@ class BodyRoom:
                 refused.deadline.reschedule(asyncio.get_running_loop().time())
 
     def _count(self, reading: BodyReading, num_bytes: int) -> None:
+        """Add bytes to those of a body and of its client."""
         reading.num_bytes += num_bytes
         self._by_client[reading.client] += num_bytes
         if not self._by_client[reading.client]:

@@ -36,6 +36,7 @@ class UnderRootPath:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, its path without the root path if it begins with that."""
         if scope["type"] in ("http", "websocket"):
             rest = scope["path"].removeprefix(self._root_path)
             if rest != scope["path"] and rest.startswith("/"):

@@ -77,6 +77,7 @@ class EventStream(Response):
         self._events: list[bytes] = []  # not sent yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream to the client, and close its source; a client that goes away is logged."""
         record = record_of(scope)
         async with self._reply:
             try:
@@ -85,6 +86,11 @@ class EventStream(Response):
                 record.fail(STATUS_CLIENT_GONE, CLIENT_GONE)
 
     async def _send_all(self, path: str, send: Send, record: RequestRecord) -> None:
+        """Send the headers with the first event, then all events, several at a time if they come fast.
+
+        An error ends the stream with an event in the form of the path's API. EngineOverloaded before the first event is
+        raised, and becomes an HTTP status.
+        """
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         has_started = False
 
@@ -118,6 +124,7 @@ class EventStream(Response):
         await send_body({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _flush(self, send: Send) -> None:
+        """Send the events that wait in one message."""
         if self._events:
             body = b"".join(self._events)
             self._events.clear()
@@ -154,6 +161,7 @@ class _KeepAlive:
             self._commenting.cancel()
 
     def _comment_if_silent(self) -> None:
+        """Send a comment if nothing was sent for the whole interval, and set the timer again."""
         left_s = self._after_s - (self._loop.time() - self._sent_at)
         if left_s <= 0 and self._commenting is not None and not self._commenting.done():
             left_s = self._after_s  # the last comment is not sent yet

@@ -40,6 +40,7 @@ Prepared = tuple[ChatRequest, ChatTask]
 
 
 def _prepare(served: Served, request: Request, body: ChatRequest) -> Prepared:
+    """Check the body, and translate it to the chat that the engine gets."""
     served.leave_out(request, unread=body.unread, others=body.left_out)
     chat = ChatTask(
         [message.to_template() for message in body.messages],
@@ -150,6 +151,7 @@ class _Answer:
         return await asyncio.to_thread(prompt_logprobs, self._served, logprobs, self._body.prompt_logprobs)
 
     def _choice(self, index: int, completion: Completion) -> ChatChoice:
+        """Return one choice of the response from its completion."""
         body, reply = self._body, self._replies[index]
         message = message_of(completion, reply)
         return ChatChoice(

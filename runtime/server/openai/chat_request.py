@@ -106,6 +106,11 @@ class ChatRequest(SamplingRequest, kw_only=True):
         return {**kwargs, **self.chat_template_kwargs}
 
     def _own_wishes(self) -> dict[str, object]:
+        """Return the sampling parameters that only this API names.
+
+        Raises:
+            InvalidParameter: top_logprobs is set without logprobs.
+        """
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs is set, logprobs is not; set logprobs to true as well", param="top_logprobs"

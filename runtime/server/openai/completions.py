@@ -45,6 +45,7 @@ class PreparedPrompt:
 
 
 def _prepare(served: Served, request: Request, body: CompletionRequest) -> Prepared:
+    """Check the body; return it with its sampling parameters and grammar."""
     params = body.sampling_params(served.engine.default_params)
     with body.naming():
         return body, params, body.grammar()
@@ -202,6 +203,10 @@ class _Answer:
         return await asyncio.to_thread(PromptLogprobFields.of, self._served, self._body, logprobs, echo)
 
     def _choice(self, index: int, completion: Completion, prompt: PromptLogprobFields | None) -> TextChoice:
+        """Return one choice of the response from its completion.
+
+        `prompt` has the prompt's logprobs; None if they were not asked for.
+        """
         body = self._body
         tokens = TextTokens(self._served, completion.num_swallowed) if prompt is None else prompt.tokens
         logprobs = tokens.logprobs(completion.logprobs)

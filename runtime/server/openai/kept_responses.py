@@ -106,6 +106,12 @@ class Continuation:
 
 
 async def _path(served: Served, scope: CacheScope, body: ResponseRequest) -> Path:
+    """Return the stored turns that the request continues, by response or conversation; none if it continues nothing.
+
+    Raises:
+        InvalidParameter: it names both.
+        HTTPError: nothing is stored here.
+    """
     previous, conversation = body.previous_response_id, body.conversation_id
     if not previous and conversation is None:
         return Path()

@@ -61,6 +61,7 @@ def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_c
 
 
 def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTokensDetails:
+    """Return the usage details of prompts together: cached tokens by kind and by memory or disk, and why no more."""
     by_kind: Counter[str] = Counter()
     num_from_disk = 0
     for prompt in prompts:
@@ -179,6 +180,7 @@ class TextTokens:
         return reply
 
     def _add(self, reply: TextLogprobs, token_id: int, logprob: TokenLogprob | None, num_top: int) -> None:
+        """Add a token, its logprob and the likeliest ones to a reply's lists, with its offset in the text."""
         reply.tokens.append(_name(self._names, token_id))
         reply.token_logprobs.append(None if logprob is None else logprob.logprob)
         reply.top_logprobs.append(None if logprob is None else _top_by_name(self._names, logprob, num_top))

@@ -201,6 +201,11 @@ class CompletionRequest(SamplingRequest, kw_only=True):
         return prompts[0]
 
     def _own_wishes(self) -> dict[str, object]:
+        """Return the sampling parameters that only this API names.
+
+        Raises:
+            InvalidParameter: a field is not supported, or two contradict each other.
+        """
         if self.suffix:
             raise InvalidParameter(
                 "suffix is not supported; remove it: text is only generated at the end", param="suffix"

@@ -105,6 +105,7 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
         return None
 
     def _format_grammar(self) -> Grammar | None:
+        """Return the grammar of `response_format`; None for plain text."""
         match self.response_format:
             case JsonObjectFormat():
                 return Grammar.json_object()
@@ -128,6 +129,7 @@ def named_grammar(param: str | None) -> Iterator[None]:
 
 
 def _schema(schema: Schema | str | None) -> Grammar | None:
+    """Return the grammar of a JSON schema, given as an object or as text; None without one."""
     if schema is None:
         return None
     return Grammar("json_schema", schema) if isinstance(schema, str) else Grammar.json_schema(schema)

@@ -171,6 +171,11 @@ class History:
         return history
 
     def _add(self, place: int, item: InputItem) -> None:
+        """Translate an item of the input to a message, or add it to the open assistant message.
+
+        Raises:
+            InvalidParameter: a part is not supported; `place` is the item's index in the input.
+        """
         for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
             if part.is_unread:
                 param = f"input[{place}].content[{number}]"
@@ -209,6 +214,7 @@ class History:
         return self.messages[-1]
 
     def _begin(self, place: int, message: dict[str, object], *, is_open: bool) -> None:
+        """Append a message; an open one gets the following assistant items."""
         self.messages.append(message)
         self.places.append([place])
         self._is_open = is_open

@@ -81,11 +81,13 @@ class ResponseOutput:
                     yield from self._end(part, status)
 
     def _text_delta(self, part: ReplyPart, text: str) -> Event:
+        """Return the event of a piece of text, with the logprobs of its tokens."""
         logprobs, self._logprobs = self._logprobs, []
         self._sent_logprobs += logprobs
         return "output_text.delta", {**self._place(part), "delta": text, "logprobs": logprobs}
 
     def _begin(self, part: ReplyPart) -> Iterator[Event]:
+        """Yield the events that begin an output item."""
         item = self._item(part)
         yield "output_item.added", {"output_index": part.index, "item": _copy(item)}
         self.items.append(item)
@@ -95,6 +97,7 @@ class ResponseOutput:
             yield "content_part.added", {**self._place(part), "part": content}
 
     def _item(self, part: ReplyPart) -> OutputItem:
+        """Return the empty output item of a part of the reply: a message, reasoning or a call."""
         if part.call is None:
             return OutputMessage(new_id("msg_")) if part.kind == "text" else OutputReasoning(new_id("rs_"))
         call_id, tool = part.call.call_id, self._tools[part.call.name]
@@ -104,6 +107,7 @@ class ResponseOutput:
         return OutputFunctionCall(new_id("fc_"), call_id, tool.name, namespace=namespace)
 
     def _end(self, part: ReplyPart, status: Status) -> Iterator[Event]:
+        """Complete an output item, and yield the events that end it."""
         item, place, text = self.items[part.index], self._place(part), part.text
         item.status = status
         match item:

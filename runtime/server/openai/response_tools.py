@@ -132,6 +132,12 @@ def _leaves(raw: Sequence[RawTool]) -> Iterator[object]:
 
 
 def _offered(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: bool) -> list[OfferedTool]:
+    """Return the tools of one entry of `tools`: several for a namespace, none for a kind that is ignored.
+
+    Args:
+        place: the entry in errors, such as `tools[0]`.
+        is_strict: unknown fields are errors.
+    """
     if raw.get("type") != "namespace":
         return _offered_alone(raw, place, ignored, is_strict)
     space = _converted(raw, NamespaceTools, place, ignored, is_strict)
@@ -143,6 +149,7 @@ def _offered(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: bool) 
 
 
 def _offered_alone(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: bool) -> list[OfferedTool]:
+    """Return the one tool of an entry outside of namespaces; none for a kind that is ignored."""
     kind = raw.get("type")
     if not isinstance(kind, str):
         raise InvalidParameter(f'{place} has no type; send "function", "custom" or "namespace"', param=place)

@@ -67,6 +67,7 @@ _NOTHING_ASKED: Mapping[str, object] = {
 
 
 def _prepare(served: Served, request: Request, body: ResponseRequest) -> Prepared:
+    """Check the body, and translate it to the chat that the engine gets."""
     require_small("metadata", body.metadata)
     history = body.history()
     served.leave_out(request, unread=history.unread, others=body.left_out)
@@ -224,6 +225,7 @@ class _Response:
             yield event("failed", response=self._failed(reply.error))
 
     def _ended(self, completion: Completion) -> ResponseReply:
+        """Return the whole response after its reply has ended."""
         status = _status(completion)
         return self._reply(
             status=status,
@@ -234,6 +236,7 @@ class _Response:
         )
 
     def _failed(self, error: ErrorBody) -> ResponseReply:
+        """Return the response that failed, with the items so far."""
         for _ in self._output.finish("incomplete"):  # the failed response has the items
             pass
         return self._reply(status="failed", output=self._output.items, error=ResponseError(error.name, error.message))
@@ -243,6 +246,7 @@ class _Response:
         return [] if named is None else named.content
 
     def _usage(self, completion: Completion) -> ResponseUsage:
+        """Return the usage of the finished reply, with cached and reasoning tokens."""
         usage = usage_of([completion], tells_cached_text=self._served.options.tells_cached_text)
         return ResponseUsage(
             usage.prompt_tokens,

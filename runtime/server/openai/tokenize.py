@@ -92,12 +92,18 @@ async def tokenizer_info(models: Models, request: Request) -> Response:
 
 
 def _tokenized(served: Served, body: TokenizeRequest) -> Response:
+    """Return the response of `/tokenize`: the ids, their number and, if asked for, their texts."""
     ids = _encoded(served, body)
     texts = [served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
     return json_response(TokenizeReply(len(ids), served.engine.context_length, ids, texts))
 
 
 def _encoded(served: Served, body: TokenizeRequest) -> list[int]:
+    """Return the token ids of a text or of a conversation.
+
+    Raises:
+        InvalidParameter: the body has both, or neither.
+    """
     engine = served.engine
     if (body.prompt is None) == (body.messages is None):
         raise InvalidParameter("send either prompt, a text, or messages, a conversation")

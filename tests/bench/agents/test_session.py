@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.agents.clients import REMINDER
-from bench.agents.coding_session import NUM_REPLY_TOKENS, WAYS, Answer, before_of, check_prompts, lived, middle
+from bench.agents.coding_session import NUM_REPLY_TOKENS, WAYS, Answer, before_of, check_prompts, middle, play_session
 from bench.agents.servers import AgentsServer, servers_of
 from bench.agents.session import NUM_SUBAGENT_TURNS, SHAPE, session
 from bench.peers.other_engines import PLACES
@@ -87,7 +87,7 @@ def test_a_server_is_another_process_from_the_middle_on_where_it_restarts(way: s
     command = (sys.executable, str(tmp_path / "server.py"))
     server = AgentsServer("it", command, before_end=noted("saved"), after_start=noted("restored"))
     requests = session(5, 4000)
-    answers = lived(server, requests, way)
+    answers = play_session(server, requests, way)
     processes = [answer.num_prompt for answer in answers]
     place = middle(requests)
     assert requests[place].agent == 0 and [request.agent for request in requests[:place]].count(0) == 2
@@ -104,7 +104,7 @@ def test_a_reply_that_ends_early_is_an_error(tmp_path: Path) -> None:
         STANDS_IN.replace('"completion_tokens": body["max_tokens"]', '"completion_tokens": 1')
     )
     with pytest.raises(ValueError, match=f"{NUM_REPLY_TOKENS} were asked for"):
-        lived(AgentsServer("it", (sys.executable, str(tmp_path / "server.py"))), session(2, 4000), "whole")
+        play_session(AgentsServer("it", (sys.executable, str(tmp_path / "server.py"))), session(2, 4000), "whole")
 
 
 def test_a_server_that_cuts_prompts_is_not_compared() -> None:

@@ -36,7 +36,7 @@ def test_a_folder_has_artifacts_files_and_directories_of_models_and_nothing_else
         (tmp_path / name).mkdir()
     (tmp_path / "d" / "config.json").touch()
     (tmp_path / "link.radixlm").symlink_to(tmp_path / "c.radixlm")
-    assert [entry.called for entry in read_models([str(tmp_path)])] == ["a", "b", "c", "d", "link"]
+    assert [entry.client_name for entry in read_models([str(tmp_path)])] == ["a", "b", "c", "d", "link"]
 
 
 def test_a_missing_path_is_answered_with_all_that_models_takes() -> None:
@@ -48,21 +48,24 @@ def test_a_missing_path_is_answered_with_all_that_models_takes() -> None:
 def test_names_and_folders_are_taken_in_order(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").touch()
     given = ["smollm2", str(tmp_path), "hf:org/name:Q8_0", "x.radixlm"]
-    assert [entry.called for entry in read_models(given)] == ["smollm2", "b", "name-Q8_0", "x"]
+    assert [entry.client_name for entry in read_models(given)] == ["smollm2", "b", "name-Q8_0", "x"]
 
 
 def test_a_toml_file_has_models_with_options_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").touch()
     (tmp_path / "models.toml").write_text(TOML)
     big, other = read_models([str(tmp_path / "models.toml")])
-    assert (big.called, big.aliases, big.is_pinned) == ("big", ("gpt-4o", "*"), True)
+    assert (big.client_name, big.aliases, big.is_pinned) == ("big", ("gpt-4o", "*"), True)
     assert big.source == str(tmp_path / "b.gguf"), "beside the file"
     assert big.flags == [
         *("--kv-cache-gb", "2", "--no-idle-work", "--strict"),
         *("--cors-origin", "https://a.example", "--cors-origin", "https://b.example"),
         *("--chat-template-kwargs", '{"enable_thinking": false}'),
     ]
-    assert other == ModelEntry(other.source, None, place=other.place, options={}) and other.called == "name-GGUF-Q4_K_M"
+    assert (
+        other == ModelEntry(other.source, None, place=other.place, options={})
+        and other.client_name == "name-GGUF-Q4_K_M"
+    )
     flags = [flag for flag in big.flags if not flag.startswith(("--cors", "https"))]
     params = parsed_flags(command, big.source, flags, big.place)
     assert (params["kv_cache_bytes"], params["idle_work"], params["is_strict"]) == (2_000_000_000, False, True)

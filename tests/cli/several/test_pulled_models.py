@@ -23,7 +23,7 @@ def library(file: Path, *shared: str) -> PulledModels:
     """Return a list whose models are served with the flags `shared`."""
 
     def spec(entry: ModelEntry) -> ModelSpec:
-        return ModelSpec(entry.called, entry.source)
+        return ModelSpec(entry.client_name, entry.source)
 
     return PulledModels(file, spec, partial(artifacts_of, command, shared))
 
@@ -132,7 +132,7 @@ def test_a_list_that_cannot_be_written_is_an_error_before_anything_is_pulled(tmp
 def test_a_name_that_is_too_long_for_a_file_is_no_model(tmp_path: Path) -> None:
     def spec(entry: ModelEntry) -> ModelSpec:
         Path(entry.source).stat()
-        return ModelSpec(entry.called, entry.source)
+        return ModelSpec(entry.client_name, entry.source)
 
     pulled = PulledModels(tmp_path / "pulled.txt", spec, lambda each: ())
     with pytest.raises(HTTPError) as refused:

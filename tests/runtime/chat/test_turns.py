@@ -19,9 +19,9 @@ from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.chat.turns import (
     SystemMessages,
     Turns,
-    _with_questions_joined,
-    _with_replies_joined,
-    _with_words_in_results,
+    _append_questions_to_results,
+    _join_questions,
+    _join_replies,
 )
 
 from ..thought_templates import HYBRID
@@ -224,9 +224,9 @@ class InTheMiddleOnly(SystemMessages):
 
 
 JOINING = {
-    "questions": _with_questions_joined,
-    "replies": _with_replies_joined,
-    "results": _with_words_in_results,
+    "questions": _join_questions,
+    "replies": _join_replies,
+    "results": _append_questions_to_results,
     "the system's words": lambda messages: InTheMiddleOnly(None).for_template(messages),
     "results in words": lambda messages: for_template(messages, (), PLAIN)[0],
 }

@@ -132,7 +132,10 @@ class ChunkCache:
             assert num_bytes == self._num_bytes <= self.max_bytes, f"{num_bytes} of {self._num_bytes} bytes"
 
     def take(self, run: RunChunks, ids: ChunkIds, checksums: NDArray[np.uint64]) -> list[UInt8Array | None]:
-        """See `RunChunks.take`."""
+        """Return the chunks of a run with these numbers and checksums; None in place of each that is not cached.
+
+        Counts a use of all; see `RunChunks.take`.
+        """
         num_bytes = run.layout.piece_bytes(ids)
         with self._lock:
             chunks, is_hit = run.use(ids, checksums, self._wanted_bytes / self.max_bytes / self.policy.half_life)
@@ -143,7 +146,10 @@ class ChunkCache:
         return chunks
 
     def put(self, run: RunChunks, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> None:
-        """See `RunChunks.put`."""
+        """Add verified chunks of a run, and evict those of the lowest worth if there are too many.
+
+        See `RunChunks.put`.
+        """
         with self._lock:
             if run.is_gone:
                 return

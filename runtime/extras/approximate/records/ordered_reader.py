@@ -46,6 +46,8 @@ class _Missed(Exception):
 
 
 def _none_if_missed(method: Callable[Concatenate[OpenRun, P], T]) -> Callable[Concatenate[OpenRun, P], T | None]:
+    """Make a method of OpenRun return None where it raises `_Missed`, after it called `on_miss`."""
+
     @wraps(method)
     def read(run: OpenRun, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
@@ -114,7 +116,7 @@ class OpenRun:
 
     @_none_if_missed
     def page_rows(self, is_wanted: NDArray[np.bool_]) -> KVRows:
-        """Read all rows of the run's pages that `is_wanted`, `[layers, pages]`.
+        """Read all rows of the run's pages where `is_wanted`, `[layers, pages]`, is true.
 
         The result has the pages of each layer one after the other, then zeros if a layer wants fewer than others.
         """
@@ -162,7 +164,7 @@ class OpenRun:
             self._pages.close()
 
     def _read_blocks(self, num_blocks: int) -> None:
-        """Load the first blocks into memory."""
+        """Load the rows of the first `num_blocks` blocks into memory, as far as they are not there yet."""
         layout, first, before = self.layout, self._num_blocks, self._rows
         if num_blocks <= first:
             return
@@ -175,8 +177,10 @@ class OpenRun:
         self._rows, self._num_blocks = rows, num_blocks
 
     def _blocks(self, first: int, stop: int) -> list[UInt8Array]:
-        """Return the chunks of blocks, `[groups, bytes of a chunk]` each; cached ones are not read again, if their
-        checksums are known."""
+        """Return the chunks of blocks `[first, stop)`, `[groups, bytes of a chunk]` each.
+
+        Chunks in the cache are not read again, if their checksums are known.
+        """
         num_groups = self.layout.num_groups
         ids, cache = np.arange(first * num_groups, stop * num_groups), self._chunks
         if cache is None or None in self.tables.by_block[first:stop]:
@@ -213,6 +217,11 @@ class OpenRun:
             self._take_head(block, part)
 
     def _take_head(self, block: int, part: UInt8Array) -> BlockHead:
+        """Decode the head of a block into the tables, and return it.
+
+        Raises:
+            _Missed: it is damaged.
+        """
         head = self.tables.by_block[block] = BlockHead.decode(part.data, self.header, self.layout, block)
         if head is None:
             raise _Missed("header")
@@ -251,13 +260,21 @@ class OpenRun:
         return [next(read_now) if piece is None else piece for piece in there]
 
     def _read_chunks(self, ids: ChunkIds, checksums: Checksums) -> list[UInt8Array | None]:
-        """Read chunks of the run itself."""
+        """Read chunks from the run's record, verified; None in place of one with another checksum.
+
+        Args:
+            ids: `block * num_groups + group`, where a group is one layer and KV head.
+        """
         read = self._read([self.layout.chunk(*divmod(i, self.layout.num_groups)) for i in ids.tolist()])
         pairs = zip(read, checksums.tolist(), strict=True)
         return [chunk if chunk_checksum(chunk) == checksum else None for chunk, checksum in pairs]
 
     def _read_parts(self, ids: ChunkIds, checksums: Checksums) -> list[UInt8Array | None]:
-        """Read parts of the run's pages."""
+        """Read each layer's part of pages from the pages' own records; None in place of an invalid one.
+
+        Args:
+            ids: `num_chunks + page * num_layers + layer`.
+        """
         assert self._pages is not None, "it was opened without its pages"
         places = [divmod(i, self.layout.kv.num_layers) for i in (ids - self.layout.num_chunks).tolist()]
         try:
@@ -270,7 +287,11 @@ class OpenRun:
         return np.concatenate([head.checksums for head in self.tables.by_block[first:stop] if head is not None])
 
     def _read(self, extents: Sequence[Extent]) -> list[UInt8Array]:
-        """Read ascending `extents` of the payload."""
+        """Read byte ranges of the payload, in ascending order.
+
+        Raises:
+            _Missed: the disk failed, or the file ends before.
+        """
         there = [Extent(self._start + extent.start, self._start + extent.stop) for extent in extents]
         try:
             parts = read_extents(self._files, self._fd, there, self.counts)
@@ -281,10 +302,12 @@ class OpenRun:
         return parts
 
     def _order(self, num_blocks: int) -> RunOrder:
+        """Return the token of each rank in the first blocks, whose heads are in memory, `[layers, kv_heads, ranks]`."""
         heads = [head.order for head in self.tables.by_block[:num_blocks] if head is not None]
         order: RunOrder = np.concatenate(heads, axis=1) if heads else np.empty((self.layout.num_groups, 0), np.uint16)
         return self._by_head(order)
 
     def _by_head(self, by_group: NDArray[Any]) -> NDArray[Any]:
+        """Split the first axis, of groups, into layers and KV heads."""
         kv = self.layout.kv
         return by_group.reshape(kv.num_layers, kv.num_kv_heads, *by_group.shape[1:])

@@ -54,7 +54,7 @@ class RunHeader:
 
     @classmethod
     def of(cls, record: Record) -> RunHeader | None:
-        """Read the header of a record; None if it is no run's."""
+        """Read the header of a record; None if it is no run, of another version, or has invalid numbers."""
         header, details = record.header, record.header.details
         if header.kind != Kind.RUN or len(details) < _DETAILS.size:
             return None
@@ -86,8 +86,8 @@ class RunHeader:
         """Number of pages of the run."""
         return len(self.tokens) // _TOKENS_BYTES
 
-    def unlike(self, page_keys: Sequence[PageKey]) -> MissKind | None:
-        """Return how this run differs from the one of the given pages; None if it does not."""
+    def first_difference(self, page_keys: Sequence[PageKey]) -> MissKind | None:
+        """Return the first field in which this run is not that of these pages; None if it is."""
         if any(self.namespace != page.namespace for page in page_keys):
             return "namespace"
         if self.parent_key != page_keys[0].parent_key:

@@ -78,7 +78,7 @@ class OrderedRun:
             raise StoreError(f"there is no KV head {probe_head}, the model has {kv.num_kv_heads}")
         order = np.argsort(-scores, axis=-1, kind="stable")[..., :num_ranks]
         rows = KVRows.of_pages(kv, pages)
-        probe_keys = _keys_in_rows(rows, probe_head) if pack_probe is None else pack_probe(rows.keys_of(probe_head))
+        probe_keys = _stored_keys(rows, probe_head) if pack_probe is None else pack_probe(rows.keys_of(probe_head))
         return cls(kv, pages, order.astype(np.uint16), pack(rows.take(order)), probe_head, probe_keys)
 
     def layout(self, chunk_size: int) -> OrderedLayout:
@@ -87,7 +87,8 @@ class OrderedRun:
         return OrderedLayout(self.kv, num_tokens, num_ranks, chunk_size, self.probe_keys.shape[1])
 
 
-def _keys_in_rows(rows: KVRows, head: int) -> UInt8Array:
+def _stored_keys(rows: KVRows, head: int) -> UInt8Array:
+    """Return the keys of one KV head as stored, with the scales of codes, a row of bytes per layer."""
     keys = [_bytes(rows.items[0, :, head])]
     if rows.scales is not None:
         keys.append(_bytes(rows.scales[0, :, head, :, None]))

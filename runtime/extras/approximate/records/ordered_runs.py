@@ -48,7 +48,10 @@ class OrderedRuns:
     def open(
         self, page_keys: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
-        """See `RowRecords.open_ordered`."""
+        """Open the longest valid run that these pages begin with; None if there is none.
+
+        See `RowRecords.open_ordered`.
+        """
         found = self._find(page_keys)
         if found is None:
             return None
@@ -57,10 +60,10 @@ class OrderedRuns:
         try:
             fd = self._files.open(self._directory / segment.name, is_scattered=True)
         except FileNotFoundError:
-            self._missed(key, place, "gone")
+            self._note_miss(key, place, "gone")
             return None
         try:
-            run = self._open(fd, page_keys[:num_pages], key, place, tables, chunks)
+            run = self._open_at(fd, page_keys[:num_pages], key, place, tables, chunks)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._files.close(fd)
@@ -87,7 +90,7 @@ class OrderedRuns:
         return OrderedRun.of_pages(kv, pages, scores, num_ranks=num_ranks, probe_head=probe_head, pack_probe=pack_probe)
 
     def removed(self, segments: Sequence[int]) -> None:
-        """Make caches forget the runs of removed segments."""
+        """Make caches of chunks forget the runs in these segments, which were removed."""
         with self._lock:
             caches = list(self._caches) if segments else []
         for cache in caches:
@@ -100,7 +103,10 @@ class OrderedRuns:
             self._index.close()
 
     def _find(self, page_keys: Sequence[PageKey]) -> tuple[int, bytes, BlockRange] | None:
-        """Return the longest run that the pages begin with: its number of pages, key and place."""
+        """Return the number of pages, the key and the place of the longest run that these pages begin with.
+
+        None if the index has none, or only invalid ones.
+        """
         with self._lock:
             below = self._index.find_below([page.key for page in page_keys], Kind.RUN)
         there = {key: place for key, place in below.items() if not self._state.is_bad(key)}
@@ -110,7 +116,7 @@ class OrderedRuns:
                 return num_pages, key, there[key]
         return None
 
-    def _open(
+    def _open_at(
         self,
         fd: int,
         page_keys: Sequence[PageKey],
@@ -119,19 +125,29 @@ class OrderedRuns:
         tables: RunTables | None,
         chunks: ChunkCache | None,
     ) -> OpenRun | None:
+        """Read the header at `place` of an open file, and open the run that it describes.
+
+        Returns None if that is not the run of these pages with this key, or is invalid: then `_note_miss` was called.
+
+        Args:
+            tables: cached orders and checksums of the run; None: they are read again.
+            chunks: the cache of chunks; None: nothing is cached.
+        """
         start = bytearray(RunHeader.num_bytes(len(page_keys), self._identity.kv))
         got = read_all(self._files, fd, [start], place.offset)
         record = Record.decode(start) if got == len(start) else None
         header = None if record is None else RunHeader.of(record)
         if record is None or header is None:
-            self._missed(key, place, "header" if record is None else "gone")  # overwritten, and then the process ended
+            self._note_miss(
+                key, place, "header" if record is None else "gone"
+            )  # overwritten, and then the process ended
             return None
-        miss = "identity" if record.identity_digest != self._identity.digest else header.unlike(page_keys)
+        miss = "identity" if record.identity_digest != self._identity.digest else header.first_difference(page_keys)
         layout = header.layout(self._identity.kv)
         if miss is None and (record.place != place or layout.num_bytes != record.payload_bytes):
             miss = "place"
         if miss is not None:
-            self._missed(key, place, miss)
+            self._note_miss(key, place, miss)
             return None
         keys = [page.key for page in page_keys]
         run = OpenRun(
@@ -142,15 +158,18 @@ class OrderedRuns:
             start=place.offset + len(start),
             pages=PageParts(self._directory, self._files, self._identity, layout, keys, self._find_pages),
             tables=tables,
-            chunks=None if chunks is None else self._cached(key, place, layout, chunks),
-            on_miss=partial(self._missed, key, place),
+            chunks=None if chunks is None else self._chunks_of(key, place, layout, chunks),
+            on_miss=partial(self._note_miss, key, place),
         )
         run.counts.num_bytes += len(start)
         run.counts.num_reads += 1
         return run
 
-    def _cached(self, key: bytes, place: BlockRange, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
-        """Return the cached chunks of a run; None if it was removed meanwhile, so that the cache would not be told."""
+    def _chunks_of(self, key: bytes, place: BlockRange, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
+        """Return the run's chunks in the cache.
+
+        None if the run was removed since it was found: the cache would not be told.
+        """
         with self._lock:
             self._caches.add(cache)
         chunks = cache.of_run(place.segment, layout)
@@ -164,8 +183,8 @@ class OrderedRuns:
         with self._lock:
             return self._index.find(keys)
 
-    def _missed(self, key: bytes, place: BlockRange, kind: MissKind, error: Exception | None = None) -> None:
-        """Count a miss, and never use that run again."""
+    def _note_miss(self, key: bytes, place: BlockRange, kind: MissKind, error: Exception | None = None) -> None:
+        """Count a miss of this kind, and never use that run again."""
         try:
             if self._is_there(key, place):
                 self._state.add_wrong(key, kind)

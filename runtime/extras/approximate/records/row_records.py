@@ -121,7 +121,10 @@ class _Runs:
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read a whole run."""
+        """Read a whole run to verify it. Returns the bytes read, and what is invalid; None if nothing is.
+
+        A run of another version is not read.
+        """
         if (header := RunHeader.of(record)) is None:
             return 0, None
         try:
@@ -155,7 +158,7 @@ class _Scores:
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read scores; return the bytes read, and the reason if they are not usable."""
+        """Read a record of scores to verify it. Returns the bytes read, and what is invalid; None if nothing is."""
         read = read_scores(directory, files, identity, row)
         return record.payload_bytes, None if isinstance(read, RowScores) else read
 

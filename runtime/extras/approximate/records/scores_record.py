@@ -152,7 +152,9 @@ class StoredScores:
         return self._put(scores_record(self._identity.kv, page_keys, scores), page_keys)
 
     def read(self, page_keys: Sequence[PageKey]) -> list[FoundScores]:
-        """Read the scores of pages, the latest last: for the same page the later ones count. For any thread.
+        """Read the attention scores that are stored for runs of these pages, the latest last.
+
+        For the same page the later ones count. For any thread.
 
         Args:
             page_keys: from the start of a prompt, or of the searched pages.
@@ -163,6 +165,7 @@ class StoredScores:
         return []
 
     def _read(self, page_keys: Sequence[PageKey]) -> list[FoundScores]:
+        """Return the valid scores of pages among these, in the order in which they were written."""
         keys = [page.key for page in page_keys]
         with closing(Index.open_to_read(self._directory / INDEX)) as index:
             rows = index.rows_below(keys, Kind.SCORES)
@@ -187,7 +190,7 @@ class StoredScores:
 
 
 def read_scores(directory: Path, files: Files, identity: StoreIdentity, row: RecordRow) -> RowScores | MissKind:
-    """Read the scores of a row of the index, or return what is wrong with their record."""
+    """Read the record of scores that a row of the store's index locates. Returns what is wrong if it is invalid."""
     header = ScoresHeader.of(row.header)
     if header is None:
         return "header"
