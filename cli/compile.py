@@ -155,6 +155,7 @@ def command(
 
 
 def _say_cached(display: ProgressDisplay | None, source: str, output: Path) -> None:
+    """Say above the progress that the source is compiled, and where it will be cached."""
     if display is not None:
         display.say(f"compiling {source}, once; it will be cached in {output}")
 

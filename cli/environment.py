@@ -63,9 +63,11 @@ class EnvironmentCommand(FieldCommand):
         return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in known)
 
     def _declared(self, ctx: click.Context) -> Iterator[click.Option]:
+        """Return the options among the parameters."""
         return (param for param in self.get_params(ctx) if isinstance(param, click.Option))
 
     def _variables(self, ctx: click.Context) -> list[str]:
+        """Return the variables of all options."""
         return [param.envvar for param in self._declared(ctx) if isinstance(param.envvar, str)]
 
     @contextmanager
@@ -87,6 +89,7 @@ class EnvironmentCommand(FieldCommand):
             raise
 
     def _flags_set_by_variables(self, ctx: click.Context) -> dict[str, str]:
+        """Return the variables by the flags whose values they set."""
         return {
             flag: str(param.envvar)
             for param in self._declared(ctx)

@@ -162,7 +162,9 @@ class FreshArtifact:
     _wait_for_disk: Callable[[], None]
 
     def check_weights(self) -> int:
-        """Compare all weights with the source. Returns the number of rows compared by the source's own formula.
+        """Compare all weights with the source, as `WrittenWeights.check` does.
+
+        Returns the number of rows that were also compared with the source's numbers as its format's formula gives them.
 
         Raises:
             VerificationFailed: they differ.
@@ -201,16 +203,16 @@ def fresh_artifact(
     output, target = Path(output), find_target(options.target)
     check_ready(source, output, options.quantize, needs_space=in_memory is None)
     with ExitStack() as stack:
-        stack.enter_context(_without_collections())
+        stack.enter_context(_garbage_collection_disabled())
         reporter = _Reporter(progress, stack.enter_context(interrupts_kept()))
-        model = stack.enter_context(open_source(source, progress=reporter.downloaded))
+        model = stack.enter_context(open_source(source, progress=reporter.report_download))
         if for_chat and model.chat_template is None:
             raise InvalidRequest(no_chat_template(str(source)))
         if opened is not None:
             opened()
         reporter("read", 0, 1)
         tokenizer = stack.enter_context(ThreadPoolExecutor(1)).submit(tokenizer_file, model.tokenizer_json)
-        planned = _plan(str(source), model, options, target)
+        planned = _plan_artifact(str(source), model, options, target)
         is_in_memory = in_memory is not None and planned.plan.num_bytes <= in_memory.limit_bytes
         if in_memory is not None and is_in_memory:
             directory = in_memory.prepare()
@@ -219,9 +221,9 @@ def fresh_artifact(
             directory = stack.enter_context(unpublished(output))
         reporter.weights_bytes = planned.plan.num_bytes
         reporter.compares_weights = not is_in_memory
-        reporter.expect(num_kernels=len(planned.ops.program.kernels))
+        reporter.expect_kernels(num_kernels=len(planned.ops.program.kernels))
         reporter("read", 1, 1)
-        planned.build(reporter.built).export(directory / MODULE)
+        planned.build(reporter.report_kernels).export(directory / MODULE)
         reporter("build", 1, 1)
 
         file = stack.enter_context((directory / WEIGHTS).open("w+b", buffering=0)).fileno()
@@ -232,21 +234,21 @@ def fresh_artifact(
         (directory / TOKENIZER).write_text(tokenizer.result().text, encoding="utf-8")
         if model.chat_template is not None:
             (directory / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8")
-        infos = _file_infos(directory, {WEIGHTS: digest})
-        name = _name(output) if options.name is None else options.name
+        infos = _describe_files(directory, {WEIGHTS: digest})
+        name = _default_name(output) if options.name is None else options.name
         write_manifest(directory, planned.manifest(name, writer, tokenizer.result().profile, infos))
         artifact = Artifact.open(directory, check_weights=False)  # the digest was computed during writing
         written = WrittenWeights(file, artifact.data_offset(), planned.plan, planned.weights)
-        num_rows, half = 0, reporter.part_of("verify", 0, 0.5)
+        num_rows, half = 0, reporter.share_of_stage("verify", 0, 0.5)
         if not is_in_memory:  # first, because it names the wrong tensor
             num_rows = written.check(lambda compared, total: half(compared / total))
         if in_memory is not None and is_in_memory:
             artifact.remember_weights()  # it is opened in place
             in_memory.written()
-        done = reporter.part_of("verify", 0 if is_in_memory else 0.5, 1)
+        done = reporter.share_of_stage("verify", 0 if is_in_memory else 0.5, 1)
         checked, ops = artifact, planned.ops
         if not target.runs_here:
-            checked, ops = stack.enter_context(_built_here(planned, artifact))
+            checked, ops = stack.enter_context(_build_for_this_machine(planned, artifact))
         verification = check_logits(checked, planned.plan, planned.weights, ops.program, ops.rounded_inputs, done)
         verification = replace(verification, num_rows=num_rows)
         fault = NO_TEMPLATE if model.chat_template is None else fault_of(model.chat_template)
@@ -255,7 +257,7 @@ def fresh_artifact(
 
 
 @contextmanager
-def _built_here(planned: _ArtifactPlan, artifact: Artifact) -> Iterator[tuple[Artifact, Ops]]:
+def _build_for_this_machine(planned: _ArtifactPlan, artifact: Artifact) -> Iterator[tuple[Artifact, Ops]]:
     """Yield an artifact with the same weights and program for this machine, if the target does not run here.
 
     Only the module differs; it is compiled from the same kernels.
@@ -271,7 +273,7 @@ def _built_here(planned: _ArtifactPlan, artifact: Artifact) -> Iterator[tuple[Ar
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def _garbage_collection_disabled() -> Iterator[None]:
     """Disable garbage collection: the many long-lived expressions of TIR would trigger it often."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -297,8 +299,8 @@ class _Reporter:
         if self._progress is not None:
             self._progress(Progress(stage, done, total, self._stages))
 
-    def expect(self, *, num_kernels: int) -> None:
-        """Set the number of kernels to compile."""
+    def expect_kernels(self, *, num_kernels: int) -> None:
+        """Recompute the expected stages for this number of kernels to compile."""
         self._stages = expected_stages(
             weights_bytes=self.weights_bytes,
             received_bytes=self._received_bytes,
@@ -306,20 +308,23 @@ class _Reporter:
             compares_weights=self.compares_weights,
         )
 
-    def downloaded(self, done: int, total: int) -> None:
+    def report_download(self, done: int, total: int) -> None:
         """Report downloaded bytes of a source. Called in other threads, to which no signals are delivered."""
         self._received_bytes = total
         if self._progress is not None:
             stages = expected_stages(weights_bytes=total, received_bytes=total)
             self._progress(Progress("download", done, total, stages))
 
-    def built(self, done: int, missing: int) -> None:
-        """Report compiled kernels, of those that the cache lacked."""
-        self.expect(num_kernels=missing)
+    def report_kernels(self, done: int, missing: int) -> None:
+        """Report `done` compiled kernels of the `missing` ones, which the cache lacked."""
+        self.expect_kernels(num_kernels=missing)
         self("build", done, missing + 1)
 
-    def part_of(self, stage: str, begin: float, end: float) -> Callable[[float], None]:
-        """Return a callback for the finished share of a part of a stage, which is counted in the artifact's bytes."""
+    def share_of_stage(self, stage: str, begin: float, end: float) -> Callable[[float], None]:
+        """Return a callback that reports a finished share of a part of a stage.
+
+        The part is from `begin` to `end`, shares of the stage, which is counted in the artifact's bytes.
+        """
         total = self.weights_bytes
         return lambda share: self(stage, int(total * (begin + (end - begin) * share)), total)
 
@@ -347,7 +352,7 @@ class _ArtifactPlan:
 
     def for_target(self, target: Target) -> _ArtifactPlan:
         """Return the same plan for another target, with the same weights and KV."""
-        ops = _ops(self.config, self.layout, self.limits, target, self.plan, self.lora)
+        ops = _build_ops(self.config, self.layout, self.limits, target, self.plan, self.lora)
         return replace(self, target=target, ops=ops)
 
     def build(self, report: Callable[[int, int], None]) -> Library:
@@ -406,7 +411,7 @@ class _ArtifactPlan:
         )
 
 
-def _plan(name: str, source: Source, options: CompileOptions, target: Target) -> _ArtifactPlan:
+def _plan_artifact(name: str, source: Source, options: CompileOptions, target: Target) -> _ArtifactPlan:
     """Plan the weights, and run the model's definition to get its program. Errors call the source `name`."""
     length = chosen_context_length(source.config, options.context_length)
     config = resolved(source.config, length)
@@ -420,11 +425,11 @@ def _plan(name: str, source: Source, options: CompileOptions, target: Target) ->
     lora: LoraInfo | None = None
     if options.max_loras:
         lora = lora_layout(config, options.max_loras, options.max_lora_rank, options.lora_dtype)
-    ops = _ops(config, layout, limits, target, plan, lora)
+    ops = _build_ops(config, layout, limits, target, plan, lora)
     return _ArtifactPlan(source, options, target, config, layout, weights, plan, limits, lora, ops)
 
 
-def _ops(
+def _build_ops(
     config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan, lora: LoraInfo | None
 ) -> Ops:
     """Run the model's definition with kernels for a target."""
@@ -443,12 +448,12 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise InvalidParameter(f"{name} is {value!r}; use one of {', '.join(allowed)}")
 
 
-def _name(output: Path) -> str:
+def _default_name(output: Path) -> str:
     """Return the model's default name: that of the output without its suffix."""
     return output.resolve().name.removesuffix(".radixlm")
 
 
-def _file_infos(directory: Path, known: Mapping[str, str]) -> dict[str, FileInfo]:
+def _describe_files(directory: Path, known: Mapping[str, str]) -> dict[str, FileInfo]:
     """Return size and digest of each file; `known` are digests by name."""
     return {
         path.name: FileInfo(size=path.stat().st_size, sha256=known.get(path.name) or sha256_of(path))

@@ -60,18 +60,19 @@ class InMemory:
 def keep(place: InMemory, output: Path, check_weights: Callable[[], object], *, status_fd: int, lock: Path) -> None:
     """Let the parent use the artifact in `place`; then check its weights, write it to `output`, and remove `lock`.
 
-    This is done at idle priority, and also if the parent has ended. The parent may remove the directory after the line
-    READY. The last line is KEPT, NOT_KEPT or WRONG, with a text.
+    This runs in the process that compiled, at idle priority, and also if the parent has ended. The parent may remove
+    the directory after the line READY. The last line is KEPT, NOT_KEPT or WRONG, with a text.
 
     Args:
+        place: the artifact, whose weights are in memory.
         check_weights: raises VerificationFailed if the weights are wrong; then nothing is published.
         status_fd: a pipe to the parent, which reads lines.
     """
     parent = os.getppid()
 
     try:
-        with _copied(place.directory, output) as copy:
-            _be_silent()
+        with _copy_files(place.directory, output) as copy:
+            _close_stderr()
             tell(status_fd, READY)
             be_idle()
             check_weights()
@@ -123,7 +124,7 @@ class _Copy:
     error: Exception | None = None
 
     def finish(self) -> None:
-        """Copy the weights, check the copy and publish it.
+        """Copy the weights from memory to the copy on disk, check the copy, and publish it at `output`.
 
         Raises:
             CompileError: the disk is too full.
@@ -138,8 +139,11 @@ class _Copy:
 
 
 @contextmanager
-def _copied(directory: Path, output: Path) -> Iterator[_Copy]:
-    """Copy all files of the artifact but the weights next to `output`; removed afterwards unless published."""
+def _copy_files(directory: Path, output: Path) -> Iterator[_Copy]:
+    """Copy all files but the weights to a new directory next to `output`, and yield the copy.
+
+    The directory is removed afterwards unless it was published. An error is kept in the copy.
+    """
     with (directory / WEIGHTS).open("rb") as weights, contextlib.ExitStack() as stack:
         copy = _Copy(output, weights)
         try:
@@ -153,8 +157,8 @@ def _copied(directory: Path, output: Path) -> Iterator[_Copy]:
         yield copy
 
 
-def _be_silent() -> None:
-    """Close the error stream, which from now on is the parent's."""
+def _close_stderr() -> None:
+    """Send the error stream to /dev/null, because from now on it is the parent's."""
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -73,15 +73,15 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
         if found is None and hub.names_gguf(source):
             raise SourceNotFound(f"{source} is not downloaded yet: radixlm pull {source} does so")
         if found is None or found.is_dir():
-            return _of_hub(source, kv_dtype)
+            return _inspect_hub_model(source, kv_dtype)
     if source == default_model.ALIAS and default_model.cached_model() is None:
         raise SourceNotFound(f"{source} is not downloaded yet: radixlm generate {source} Hello does so (98 MB)")
     with open_source(source) as opened:
-        return _of_source(str(source), opened, quantize, kv_dtype)
+        return _inspect_opened(str(source), opened, quantize, kv_dtype)
 
 
-def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
-    """Inspect a model of the hub by its configuration and index."""
+def _inspect_hub_model(reference: str, kv_dtype: KVChoice) -> Inspection:
+    """Inspect a model of the hub by its configuration and index, without its weights."""
     directory = hub.download_files(reference, (CONFIG, GENERATION, MLC_CONFIG, INDEX, *BESIDE))
     files = open_files(directory, reference)
     config = model_config(huggingface_settings(reference, files.config))
@@ -91,14 +91,14 @@ def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     sampling = sampling_of_generation_config(files.generation)
     file_bytes = total if isinstance(total, int) else None
-    return _described(reference, files.layout, config, sampling, kv_dtype, file_bytes=file_bytes)
+    return _make_inspection(reference, files.layout, config, sampling, kv_dtype, file_bytes=file_bytes)
 
 
-def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:
+def _inspect_opened(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:
     """Inspect an opened source."""
     config = source.config
     weights = StoredWeights(source, quantize)
-    return _described(
+    return _make_inspection(
         label,
         source.info.format,
         config,
@@ -108,15 +108,15 @@ def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoic
         artifact_bytes=artifact_bytes(weights),
         file_token_bytes=source_token_bytes(source),
         artifact_token_bytes=artifact_token_bytes(weights),
-        tokenizer=_tokenizer(source.tokenizer_json),
+        tokenizer=_describe_tokenizer(source.tokenizer_json),
         has_chat_template=source.chat_template is not None,
     )
 
 
-def _described(
+def _make_inspection(
     label: str, format_: str, config: ModelConfig, sampling: SamplingDefaults, kv_dtype: KVChoice, **sizes: Any
 ) -> Inspection:
-    """Return the inspection of a configuration, with a refusal if it cannot be compiled."""
+    """Return the inspection of a configuration, with the reason if it cannot be compiled; `sizes` are other fields."""
     refusal, length = None, None
     try:
         length = context_length(config, None)
@@ -150,7 +150,7 @@ def _file_bytes(source: str) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _tokenizer(tokenizer_json: str) -> str:
+def _describe_tokenizer(tokenizer_json: str) -> str:
     """Return a short description of a tokenizer, such as "BPE of 49,152 tokens"."""
     model = json.loads(tokenizer_json)["model"]
     return f"{model.get('type', 'BPE')} of {len(model['vocab']):,} tokens"

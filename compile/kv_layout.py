@@ -29,8 +29,10 @@ USUAL_LENGTH_OF_STEP = 2048  # tokens of a text that is computed in one step, wh
 def context_length(config: ModelConfig, wanted: int | None) -> int:
     """Return the maximum tokens of a sequence: as `wanted`, or the context length of the model's training.
 
+    By default, an encoder has at most `USUAL_LENGTH_OF_STEP`, because it computes a sequence in one step.
+
     Raises:
-        InvalidParameter: the model was trained for fewer.
+        InvalidParameter: `wanted` is less than a page, or more than the model was trained for.
     """
     trained = config.max_position_embeddings
     if wanted is None:
@@ -43,27 +45,27 @@ def context_length(config: ModelConfig, wanted: int | None) -> int:
 
 
 def resolved(config: ModelConfig, length: int) -> ModelConfig:
-    """Return the model for contexts of `length`: without windows at least that long, and with one RoPE scaling."""
-    layers = tuple(replace(layer, mixer=_resolved(layer.mixer, length)) for layer in config.layers)
-    mtp = None if config.mtp is None else replace(config.mtp, mixer=_resolved(config.mtp.mixer, length))
+    """Return the model for contexts of `length` tokens: without windows that long, and with one RoPE scaling."""
+    layers = tuple(replace(layer, mixer=_resolve_mixer(layer.mixer, length)) for layer in config.layers)
+    mtp = None if config.mtp is None else replace(config.mtp, mixer=_resolve_mixer(config.mtp.mixer, length))
     return replace(config, layers=layers, mtp=mtp)
 
 
-def _resolved(attention: Mixer, length: int) -> Mixer:
-    """Return a mixer for contexts of `length`."""
+def _resolve_mixer(attention: Mixer, length: int) -> Mixer:
+    """Return a mixer for contexts of `length` tokens; see `resolved`."""
     if isinstance(attention, Recurrent):
         return attention
     if isinstance(attention, LatentAttention):
-        return replace(attention, rope=_chosen(attention.rope, length))
+        return replace(attention, rope=_resolve_rope(attention.rope, length))
     window, chunk = (
         size if size is not None and size < length else None for size in (attention.window, attention.chunk)
     )
-    rope = None if attention.rope is None else _chosen(attention.rope, length)
+    rope = None if attention.rope is None else _resolve_rope(attention.rope, length)
     return replace(attention, window=window, chunk=chunk, rope=rope)
 
 
-def _chosen(rope: Rope, length: int) -> Rope:
-    """Return rotary positions for contexts of `length`, with one of LongRoPE's two tables."""
+def _resolve_rope(rope: Rope, length: int) -> Rope:
+    """Return rotary positions for contexts of `length` tokens, with one of LongRoPE's two tables."""
     scaling = rope.scaling
     if not isinstance(scaling, LongRopeScaling):
         return rope
@@ -114,7 +116,7 @@ def why_no_codes(config: ModelConfig) -> str | None:
 
 
 def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
-    """Return the KV layout with numbers of `dtype`."""
+    """Return the KV layout of a model, with KV stored as `dtype`."""
 
     def layer(mixer: AnyAttention) -> KVLayer:
         is_latent = isinstance(mixer, LatentAttention)

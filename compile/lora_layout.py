@@ -23,7 +23,7 @@ def lora_layout(config: ModelConfig, max_loras: int, max_rank: int, dtype: LoraD
     Raises:
         InvalidParameter: the model has layers that adapters cannot change.
     """
-    if (why := _why_not(config)) is not None:
+    if (why := _unsupported_layers(config)) is not None:
         raise InvalidParameter(
             f"max_loras is {max_loras}, and LoRA adapters are for models of attention and dense feed-forward layers; "
             f"{config.architecture} has {why}: leave it out"
@@ -34,20 +34,20 @@ def lora_layout(config: ModelConfig, max_loras: int, max_rank: int, dtype: LoraD
     gguf = family.views(decoder, "gguf", ()) if family.gguf else {}
 
     def matrix(linear: Linear) -> LoraMatrix:
-        source = _source(huggingface[linear.name])
+        source = _lora_source(huggingface[linear.name])
         assert source is not None, f"{linear.name} is no run of rows"
-        in_gguf = _source(gguf[linear.name]) if linear.name in gguf else None
+        in_gguf = _lora_source(gguf[linear.name]) if linear.name in gguf else None
         return LoraMatrix(name=linear.name, num_outputs=linear.num_outputs, huggingface=source, gguf=in_gguf)
 
     groups = (
         LoraGroup(num_inputs=linears[0].num_inputs, matrices=tuple(map(matrix, linears)))
-        for linears in _joined(decoder)
+        for linears in _matrices_by_input(decoder)
     )
     return LoraInfo(max_loras=max_loras, max_rank=round_up(max_rank, LORA_BLOCK), dtype=dtype, groups=tuple(groups))
 
 
-def _why_not(config: ModelConfig) -> str | None:
-    """Return what adapters cannot change in a model; None if there is nothing."""
+def _unsupported_layers(config: ModelConfig) -> str | None:
+    """Return a description of layers that adapters cannot change; None if a model has none."""
     if config.output != "logits":
         return "no output matrix, and makes embeddings"
     if config.mtp is not None:
@@ -57,16 +57,16 @@ def _why_not(config: ModelConfig) -> str | None:
     return None if all(isinstance(layer.ffn, Dense) for layer in config.layers) else "experts"
 
 
-def _joined(decoder: Decoder) -> Iterator[Sequence[Linear]]:
-    """Yield the matrices of all layers, those with the same input together."""
+def _matrices_by_input(decoder: Decoder) -> Iterator[Sequence[Linear]]:
+    """Yield groups of matrices that have the same input, layer by layer."""
     for layer in decoder.layers:
         mixer, ffn = layer.self_attn, layer.mlp
         assert isinstance(mixer, SelfAttention) and isinstance(ffn, DenseFeedForward)
         yield from (mixer.inputs, [mixer.o_proj], ffn.inputs, [ffn.down_proj])
 
 
-def _source(views: Views) -> LoraSource | None:
-    """Return the rows that a matrix is stored in; None if they do not follow one another."""
+def _lora_source(views: Views) -> LoraSource | None:
+    """Return the stored rows of a matrix, as adapters have them; None if they are not consecutive."""
     if len(views) != 1 or views[0].step != 1:
         return None
     (view,) = views

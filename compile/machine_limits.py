@@ -30,7 +30,7 @@ def touch_memory() -> Any:
     with Kernel() as k:
         memory, _, count, parts = k.arguments(memory="int32", sums="int32", count=SIZE, parts=SIZE)
         with parallel(parts) as part:
-            size = bound(_steps(count, parts) * STRIDE)
+            size = bound(_num_steps(count, parts) * STRIDE)
             with serial((size + (_PAGE - 1)) // _PAGE) as page:
                 memory[part * size + page * _PAGE] = T.int32(1)
     return k.function
@@ -47,7 +47,7 @@ def read_memory() -> Any:
             acc = registers(STRIDE, "int32")
             for i in range(0, STRIDE, LANES):
                 acc[lanes(i)] = splat(T.int32(0))
-            steps = bound(_steps(count, parts))
+            steps = bound(_num_steps(count, parts))
             with serial(steps) as step:
                 first = bound((part * steps + step) * STRIDE)
                 prefetch(memory, first + _AHEAD, STRIDE * 4, 4)
@@ -115,6 +115,6 @@ LIMIT_LOOPS: dict[str, Callable[[Target], Any]] = {
 """The kernels by the names of their entry points."""
 
 
-def _steps(count: Expr, parts: Expr) -> Expr:
+def _num_steps(count: Expr, parts: Expr) -> Expr:
     """Return the number of steps of the reading loop in each part."""
     return count // (parts * STRIDE)

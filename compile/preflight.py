@@ -77,7 +77,7 @@ def _read_ahead(source: Path) -> None:
 
 
 def _weight_files(source: Path) -> list[Path]:
-    """Return the files with a model's weights, in only one format; [] if the model is not downloaded yet."""
+    """Return the files with a model's weights: the first kind of `_WEIGHT_FILES` that exists; [] before a download."""
     if not source.is_dir():
         return [path for path in part_paths(source) if path.is_file()]
     files = sorted(path for path in source.iterdir() if path.is_file())

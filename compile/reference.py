@@ -105,7 +105,7 @@ def _ranges(plan: WeightPlan, names: set[str]) -> list[tuple[int, int]]:
 
 
 def _clear(memory: Weights) -> None:
-    """Set mapped memory to zeros: whole pages are unmapped, the rest is written."""
+    """Set mapped weights to zeros: whole pages are replaced by empty ones, the rest is overwritten."""
     address = memory.ctypes.data
     first = -address % mmap.PAGESIZE
     size = (len(memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE

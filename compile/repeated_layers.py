@@ -17,7 +17,7 @@ from radixlm.runtime.errors import VerificationFailed
 from .kernels.activation import ActivationSpec
 from .ops.program import Call, Input, Program, WeightTensor
 
-_Own = Mapping[str, tuple[int, int]]  # layer and index in that layer of each tensor, by name
+_Positions = Mapping[str, tuple[int, int]]  # by tensor name: the layer, and the index in that layer
 
 
 class _LayerCall(NamedTuple):
@@ -44,65 +44,81 @@ def check_repeated(program: Program, tensors: Sequence[Sequence[str]], kinds: Se
         if index + 1 in kind_of:  # after the last layer come the logits
             alike[kind_of[index], kind_of[index + 1]][index] = after
     for calls in alike.values():
-        _check_alike(calls)
+        _check_same_calls(calls)
 
 
 def _calls_of_layers(
     program: Program, tensors: Sequence[Sequence[str]]
 ) -> list[tuple[list[_LayerCall], list[_LayerCall]]]:
-    """Return the calls of each layer, and those up to the next layer.
+    """Return, by layer, its calls and those between it and the next layer.
 
     A layer's calls are those from the first with a tensor of it to the last.
     """
-    own = {name: (index, place) for index, names in enumerate(tensors) for place, name in enumerate(names)}
+    positions = {name: (index, place) for index, names in enumerate(tensors) for place, name in enumerate(names)}
     found: list[tuple[list[_LayerCall], list[_LayerCall]]] = [([], []) for _ in tensors]
     current: int | None = None
     for call in program.calls:
         names = [
-            name for argument in call.arguments if isinstance(argument, WeightTensor) for name in _names(argument, own)
+            name
+            for argument in call.arguments
+            if isinstance(argument, WeightTensor)
+            for name in _layer_tensors(argument, positions)
         ]
         if names:
-            current = max(own[name][0] for name in names)
+            current = max(positions[name][0] for name in names)
         if current is None:
             continue
         inside, after = found[current]
-        after.append(_as_of_kind(call, own, current))
+        after.append(_comparable_call(call, positions, current))
         if names:
             inside += after
             after.clear()
     return found
 
 
-def _as_of_kind(call: Call, own: _Own, layer: int) -> _LayerCall:
-    """Return a call in the form common to all layers of its kind."""
-    operands = tuple(operand for argument in call.arguments for operand in _operands(argument, own, layer))
+def _comparable_call(call: Call, positions: _Positions, layer: int) -> _LayerCall:
+    """Return a call in a form that is the same for all layers of its kind."""
+    operands = tuple(
+        operand for argument in call.arguments for operand in _comparable_operands(argument, positions, layer)
+    )
     if isinstance(call.key, ActivationSpec):  # the column of a layer's inputs is compiled in (Gemma 4)
         return _LayerCall(replace(call.key, gate_column=0), (*operands, call.key.gate_column))
     return _LayerCall(call.key, operands)
 
 
-def _names(stored: WeightTensor, own: _Own) -> list[str]:
-    """Return the layers' tensors that are joined in a stored one; a suffix of its name for an array is ignored."""
+def _layer_tensors(stored: WeightTensor, positions: _Positions) -> list[str]:
+    """Return the names of the layers' tensors that a stored tensor consists of; [] if it belongs to no layer.
+
+    The stored name joins them with `+`, and can end with the name of an array, such as `.scales`.
+    """
     last = stored.name.split("+")[-1]
-    joined = stored.name if last in own else stored.name.rpartition(".")[0]
-    return [part for part in joined.split("+") if part in own]
+    joined = stored.name if last in positions else stored.name.rpartition(".")[0]
+    return [part for part in joined.split("+") if part in positions]
 
 
-def _operands(argument: object, own: _Own, layer: int) -> tuple[object, ...]:
-    """Return an argument in the form common to all layers: a tensor by its position in its layer, an offset apart."""
+def _comparable_operands(argument: object, positions: _Positions, layer: int) -> tuple[object, ...]:
+    """Return an argument of a call of layer `layer` in a form that is the same for all layers of its kind.
+
+    A weight is replaced by the positions of its tensors: layers before or after `layer`, and the index in the layer. Of
+    an input, name and offset are returned as two operands, because only the offset, a number, may differ between
+    layers.
+    """
     if isinstance(argument, Input):
         return argument.name, argument.offset
-    if not isinstance(argument, WeightTensor) or not (names := _names(argument, own)):
+    if not isinstance(argument, WeightTensor) or not (names := _layer_tensors(argument, positions)):
         return (argument,)
-    places = [(own[name][0] - layer, own[name][1]) for name in names]
+    places = [(positions[name][0] - layer, positions[name][1]) for name in names]
     return ((argument.name.removeprefix("+".join(names)), *places),)
 
 
-def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:
-    """Raise unless kernels and arguments equal those of the last of these layers; numbers may be its row offsets."""
+def _check_same_calls(calls: dict[int, list[_LayerCall]]) -> None:
+    """Raise unless all these layers call the same kernels with the same arguments as the last of them.
+
+    Only numbers may differ, and must then ascend from layer to layer, like offsets of KV rows.
+    """
     first, last = min(calls), max(calls)
     wanted = [_without_numbers(each) for each in calls[last]]
-    made = calls | {first: _found_among(calls[first], wanted)}
+    made = calls | {first: _select_calls(calls[first], wanted)}
     extra = [each for each in calls[first] if all(each is not one for one in made[first])]
     if any(isinstance(operand, tuple) for each in extra for operand in each.operands):
         raise VerificationFailed(
@@ -125,13 +141,16 @@ def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:
                 )
 
 
-def _found_among(calls: Sequence[_LayerCall], wanted: Sequence[tuple[object, ...]]) -> list[_LayerCall]:
-    """Return the wanted calls, in order. The first layer also prepares data for all, without tensors of its own."""
+def _select_calls(calls: Sequence[_LayerCall], wanted: Sequence[tuple[object, ...]]) -> list[_LayerCall]:
+    """Return those of `calls` that equal the `wanted` ones without their numbers, in order.
+
+    The first layer also prepares data for all layers, in calls without tensors of its own.
+    """
     rest = iter(calls)
     found = [next((each for each in rest if _without_numbers(each) == shape), None) for shape in wanted]
     return [each for each in found if each is not None]
 
 
 def _without_numbers(each: _LayerCall) -> tuple[object, ...]:
-    """Return a call without its numbers."""
+    """Return a call with None for each of its numbers."""
     return each.key, *(None if isinstance(operand, int) else operand for operand in each.operands)

@@ -53,7 +53,8 @@ class StoredWeights:
         stacks = {part.name: "experts" for part in parts if isinstance(part, ExpertLinear)}
         stacks |= {part.name: "heads of latent attention" for part in parts if isinstance(part, HeadLinear)}
         self._modes = {
-            name: _mode(name, tensor.shape[-1], quantize, is_exact=name in exact) for name, tensor in matrices.items()
+            name: _rounding_kind(name, tensor.shape[-1], quantize, is_exact=name in exact)
+            for name, tensor in matrices.items()
         }
         is_sorted = {name for name in stacks if source.read(name, slice(0, 1)).input_order is not None}
         for name in sorted(name for name in is_sorted if self._modes[name] is None):
@@ -65,7 +66,7 @@ class StoredWeights:
         self._from_floats = {name for name, mode in self._modes.items() if mode in ("f16", "f32") or name in is_sorted}
         first_rows = {name: self.read(name, slice(0, 1)) for name in matrices}
         self.kinds: dict[str, WeightKind] = {name: row.kind for name, row in first_rows.items()}
-        self._kept = {name for name, mode in self._modes.items() if mode is None or self._keeps(name, mode)}
+        self._kept = {name for name, mode in self._modes.items() if mode is None or self._is_stored_as(name, mode)}
         self.sorted_inputs = frozenset(name for name, row in first_rows.items() if row.input_order is not None)
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
@@ -79,11 +80,14 @@ class StoredWeights:
         return requantize(self.source.read(name, rows), mode)
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the numbers of `read` without a byte for each code.
+
+        Returns None if only `read` has them, or if they are rounded.
+        """
         return self.source.read_planes(name, rows) if name in self._kept else None
 
-    def _keeps(self, name: str, mode: Mode) -> bool:
-        """Return whether a matrix that `mode` would round is stored so already."""
+    def _is_stored_as(self, name: str, mode: Mode) -> bool:
+        """Return whether the source stores a matrix as `mode` would, so that it need not be rounded."""
         return name not in self._from_floats and keeps(self.source.read(name, slice(0, 1)).kind, mode)
 
     def float32(self, name: str, rows: slice | None = None) -> Float32:
@@ -106,8 +110,8 @@ def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and not name.endswith("bias")
 
 
-def _mode(name: str, num_inputs: int, quantize: Quantize, *, is_exact: bool) -> Mode | None:
-    """Return the kind to which a matrix is rounded; None keeps it."""
+def _rounding_kind(name: str, num_inputs: int, quantize: Quantize, *, is_exact: bool) -> Mode | None:
+    """Return the kind to which a matrix is rounded; None if it is kept as it is."""
     if quantize == "keep" or (is_exact and quantize in ("q4", "q8")):
         return None
     mode: Mode = "q8" if quantize == "q4" and name in _KEPT_IN_8_BITS else quantize
@@ -148,18 +152,18 @@ def source_token_bytes(source: Source) -> int | None:
     """Return the bytes of the source that a decoded token reads; None if scales are stored in separate tensors."""
     sizes = {name: _stored_bytes(info.shape, info.type) for name, info in source.tensors().items()}
     known = {name: size for name, size in sizes.items() if size is not None}
-    return _of_a_token(known, source.config) if len(known) == len(sizes) else None
+    return _count_for_token(known, source.config) if len(known) == len(sizes) else None
 
 
 def artifact_token_bytes(weights: StoredWeights) -> int:
     """Return the bytes of the artifact that a decoded token reads."""
-    return _of_a_token(_artifact_sizes(weights), weights.source.config)
+    return _count_for_token(_artifact_sizes(weights), weights.source.config)
 
 
 def token_weights(weights: StoredWeights) -> int:
     """Return the number of matrix elements that a decoded token reads."""
     tensors = weights.source.tensors()
-    return _of_a_token({name: prod(tensors[name].shape) for name in weights.kinds}, weights.source.config)
+    return _count_for_token({name: prod(tensors[name].shape) for name in weights.kinds}, weights.source.config)
 
 
 def artifact_bytes(weights: StoredWeights) -> int:
@@ -167,8 +171,8 @@ def artifact_bytes(weights: StoredWeights) -> int:
     return sum(_artifact_sizes(weights).values())
 
 
-def _shares_of_a_token(config: ModelConfig) -> dict[str, float]:
-    """Return the share of each tensor that a decoded token reads."""
+def _token_shares(config: ModelConfig) -> dict[str, float]:
+    """Return, by tensor, the share of it that a decoded token reads: all, one row, or those of the chosen experts."""
     active = {each.num_experts: each.num_active for layer in config.all_layers if (each := layer.experts) is not None}
     decoder = decoder_of(config)
     tied = decoder.embed_tokens if config.tie_word_embeddings else None
@@ -182,9 +186,9 @@ def _shares_of_a_token(config: ModelConfig) -> dict[str, float]:
     return {name: share(part) for part in decoder.parts() for name in part.tensors}
 
 
-def _of_a_token(sizes: Mapping[str, int], config: ModelConfig) -> int:
-    """Return the bytes of all tensors that a decoded token reads."""
-    shares = _shares_of_a_token(config)
+def _count_for_token(sizes: Mapping[str, int], config: ModelConfig) -> int:
+    """Return the sum of `sizes` (bytes or numbers by tensor) that a decoded token reads."""
+    shares = _token_shares(config)
     return round(sum(size * shares[name] for name, size in sizes.items()))
 
 

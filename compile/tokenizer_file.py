@@ -27,12 +27,12 @@ class TokenizerFile:
 
 
 def tokenizer_file(tokenizer_json: str) -> TokenizerFile:
-    """Return the artifact's file for a source's `tokenizer_json`.
+    """Return the artifact's tokenizer file for the text of a source's tokenizer.json.
 
     Another process reads a large one, so that a caller's other threads need not share the interpreter with it.
 
     Raises:
-        InvalidTokenizer: the document does not parse.
+        InvalidTokenizer: the text does not parse.
     """
     if len(tokenizer_json) > _LARGE_BYTES and sys.executable:
         with suppress(OSError):  # no process can be started
@@ -40,7 +40,7 @@ def tokenizer_file(tokenizer_json: str) -> TokenizerFile:
             made = subprocess.run(_THIS, input=document, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             if made.returncode == 0:
                 return TokenizerFile(**json.loads(made.stdout))
-    return _read(tokenizer_json)  # raises the error
+    return _read_document(tokenizer_json)  # raises the error
 
 
 def compact_tokenizer(tokenizer_json: str) -> str:
@@ -60,14 +60,14 @@ def compact_tokenizer(tokenizer_json: str) -> str:
     return json.dumps(document, ensure_ascii=False)
 
 
-def _read(tokenizer_json: str) -> TokenizerFile:
+def _read_document(tokenizer_json: str) -> TokenizerFile:
     """Return the file of a document, read in this process."""
     return TokenizerFile(compact_tokenizer(tokenizer_json), profile_tokenizer(tokenizer_json).to_dict())
 
 
 def _main() -> None:
     """Read a document from standard input, and write a `TokenizerFile` as JSON."""
-    made = _read(sys.stdin.buffer.read().decode())
+    made = _read_document(sys.stdin.buffer.read().decode())
     sys.stdout.buffer.write(json.dumps({"text": made.text, "profile": made.profile}).encode())
 
 

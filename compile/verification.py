@@ -92,7 +92,8 @@ def check_logits(
         VerificationFailed: they differ by more than rounding explains.
     """
     config = artifact.manifest.model
-    kinds, tensors = _kinds(config, weights), [[*_names(config, index)] for index in range(config.num_hidden_layers)]
+    kinds = _layers_by_kind(config, weights)
+    tensors = [[*_tensor_names(config, index)] for index in range(config.num_hidden_layers)]
     check_repeated(program, tensors, kinds)
     groups = _layers_apart(config, kinds)
     of_floats = _TOLERANCE_CODES if artifact.manifest.kv.has_codes else _TOLERANCE_FLOAT
@@ -103,8 +104,8 @@ def check_logits(
             done((index + share) / len(groups))
 
         check = _LogitsCheck(artifact, plan, weights, rounded_inputs, layers)
-        median, worst, num_tokens = check.differences(part_done)
-        _check(median, worst, num_tokens, found.tolerance, layers, config)
+        median, worst, num_tokens = check.compare_logits(part_done)
+        _check_tolerance(median, worst, num_tokens, found.tolerance, layers, config)
         found = replace(
             found,
             median_difference=max(found.median_difference, median),
@@ -115,8 +116,8 @@ def check_logits(
     return found
 
 
-def _kinds(config: ModelConfig, weights: StoredWeights) -> list[list[int]]:
-    """Return the layers of each kind: with the same configuration, and tensors stored alike."""
+def _layers_by_kind(config: ModelConfig, weights: StoredWeights) -> list[list[int]]:
+    """Return the layers of each kind; layers of one kind have the same configuration, and tensors stored alike."""
     kinds: dict[object, list[int]] = {}
     for index, layer in enumerate(decoder_of(config).layers):
         names = [name for part in layer.parts() for name in part.tensors]
@@ -136,7 +137,7 @@ def _layers_apart(config: ModelConfig, kinds: Sequence[Sequence[int]]) -> list[t
         return [all_layers]
     found = sorted(kind[-1] for kind in kinds)
     most = _MOST_LAYERS_WITH_EXPERTS if _has_experts(config) else _MOST_LAYERS
-    return [_with_shared(config, found[start : start + most]) for start in range(0, len(found), most)]
+    return [_with_shared_kv(config, found[start : start + most]) for start in range(0, len(found), most)]
 
 
 def _has_experts(config: ModelConfig) -> bool:
@@ -144,8 +145,8 @@ def _has_experts(config: ModelConfig) -> bool:
     return any(not isinstance(layer.ffn, Dense | None) for layer in config.layers)
 
 
-def _with_shared(config: ModelConfig, layers: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers, and those whose KV they read."""
+def _with_shared_kv(config: ModelConfig, layers: Sequence[int]) -> tuple[int, ...]:
+    """Return the layers, and those whose KV they read, in order."""
     mixers = [config.layers[index].mixer for index in layers]
     shared = {index for mixer in mixers if (index := getattr(mixer, "shared_kv", None)) is not None}
     return tuple(sorted({*layers, *shared}))
@@ -161,18 +162,23 @@ class _LogitsCheck:
     rounded_inputs: Set[str]
     layers: tuple[int, ...]
 
-    def differences(self, done: Callable[[float], None]) -> tuple[float, float, int]:
-        """Return the median and the worst difference, and the number of tokens; `done` gets the finished share."""
+    def compare_logits(self, done: Callable[[float], None]) -> tuple[float, float, int]:
+        """Compare logits with NumPy's. Returns the median and the largest difference, and the number of tokens.
+
+        A token's difference is the root mean square over its logits, divided by the standard deviation of NumPy's. The
+        largest leaves out tokens for which a router nearly chose other experts. `done` is called with the finished
+        share.
+        """
         manifest = self.artifact.manifest
         config = manifest.model
         num_tokens = min(_num_tokens(config), manifest.context_length)
         stops: tuple[int, ...] = (num_tokens,)  # tokens that see those after them are computed together
         if not config.is_bidirectional:
-            stops = _stops(num_tokens, manifest.module.max_num_logits)
+            stops = _step_ends(num_tokens, manifest.module.max_num_logits)
         token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
-        vocabulary = _vocabulary(config.num_outputs)
+        vocabulary = _compared_tokens(config.num_outputs)
         counting = threading.Lock()
-        num_read, to_read = 0, sum(1 for index in self.layers for _ in _names(config, index)) + 4
+        num_read, to_read = 0, sum(1 for index in self.layers for _ in _tensor_names(config, index)) + 4
 
         def counted(name: str, rows: slice | None = None) -> npt.NDArray[np.float32]:
             nonlocal num_read
@@ -196,7 +202,7 @@ class _LogitsCheck:
             near_ties = np.append(near_ties, op.near_ties[-1])
         self.weights.source.release()
         with weights_of_layers(self.artifact, self.plan, self.layers) as weights:
-            actual = _run(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
+            actual = _artifact_logits(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
         if vocabulary is not None:
             actual = np.concatenate([actual[:, tokens] for tokens in vocabulary], axis=-1)
         difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
@@ -204,12 +210,12 @@ class _LogitsCheck:
         return float(np.median(difference)), float(difference[~is_spared].max(initial=0.0)), num_tokens
 
 
-def _names(config: ModelConfig, index: int) -> Iterator[str]:
+def _tensor_names(config: ModelConfig, index: int) -> Iterator[str]:
     """Return the names of the tensors of layer `index`."""
     return (name for part in decoder_of(config).layers[index].parts() for name in part.tensors)
 
 
-def _vocabulary(size: int) -> list[slice] | None:
+def _compared_tokens(size: int) -> list[slice] | None:
     """Return the compared logits: runs of tokens, one in each part of a large vocabulary; None for all."""
     if size <= _MANY_LOGITS:
         return None
@@ -223,13 +229,13 @@ def _num_tokens(config: ModelConfig) -> int:
     return max(NUM_TOKENS, min(2 * max(sizes) + NUM_DECODED, MOST_TOKENS)) if sizes else NUM_TOKENS
 
 
-def _stops(num_tokens: int, most: int) -> tuple[int, ...]:
-    """Return the number of computed tokens after each step: all but the last few, `most` at a time, then one by one."""
+def _step_ends(num_tokens: int, most: int) -> tuple[int, ...]:
+    """Return where each step ends: steps compute all but the last few tokens `most` at a time, then one by one."""
     prefilled = num_tokens - NUM_DECODED
     return (*range(most, prefilled, most), *range(prefilled, num_tokens + 1))
 
 
-def _run(
+def _artifact_logits(
     artifact: Artifact,
     weights: Weights | None,
     token_ids: npt.NDArray[np.int32],
@@ -256,7 +262,7 @@ def _run(
             page_table=pages[None],
             kv_lengths=positions + np.int32(1),
             logit_rows=rows,
-            **_states(artifact, int(start > 0)),
+            **_state_slots(artifact, int(start > 0)),
         )
         logits.append(runner.forward(batch).copy())
         start = stop
@@ -267,13 +273,13 @@ def _run(
     return np.concatenate(logits)
 
 
-def _states(artifact: Artifact, state_in: int) -> dict[str, npt.NDArray[np.int32]]:
+def _state_slots(artifact: Artifact, state_in: int) -> dict[str, npt.NDArray[np.int32]]:
     """Return the slots of a batch of one sequence, which stores its state in the second."""
     slots = {"state_in": np.array([state_in], np.int32), "state_out": np.ones(1, np.int32)}
     return slots if artifact.manifest.model.state_bytes else {}
 
 
-def _check(
+def _check_tolerance(
     median: float, worst: float, num_tokens: int, tolerance: float, layers: Sequence[int], config: ModelConfig
 ) -> None:
     """Raise VerificationFailed if differences are too large, or NaN."""

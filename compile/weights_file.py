@@ -111,7 +111,7 @@ class WeightsWriter:
         output, header, total = _HashedOutput(file), self._header(), self._plan.num_bytes
         output.write(header)
         num_released = 0
-        with closing(in_order(self._packed, list(self._strips()))) as packed:
+        with closing(in_order(self._pack, list(self._strips()))) as packed:
             tensors = self._tensors(packed)
             for _, end in self._plan.tensors().values():
                 for numbers in next(tensors):
@@ -169,7 +169,7 @@ class WeightsWriter:
         length = round_up(8 + len(text), ALIGNMENT) - 8
         return struct.pack("<Q", length) + text.ljust(length)
 
-    def _vector(self, vector: Vector) -> Float32:
+    def _padded_vector(self, vector: Vector) -> Float32:
         """Return the numbers of a vector, with padding."""
         out = np.zeros(vector.size, np.float32)
         start = 0
@@ -190,7 +190,7 @@ class WeightsWriter:
                 for start in range(before, before + num_rows, size):
                     yield _Strip(matrix, name, slice(start, min(start + size, before + num_rows)))
 
-    def _packed(self, strip: _Strip) -> _PackedStrip:
+    def _pack(self, strip: _Strip) -> _PackedStrip:
         """Return a strip in kernel layout, with its rounding error."""
         planes = self._weights.read_planes(strip.name, strip.rows)
         if planes is not None:
@@ -209,31 +209,31 @@ class WeightsWriter:
             for array in matrix.array_bytes()
         }
         # arrays that follow the codes, which are already written
-        behind: dict[str, list[npt.NDArray[np.generic]]] = defaultdict(list)
+        other_arrays: dict[str, list[npt.NDArray[np.generic]]] = defaultdict(list)
         for name in self._plan.tensors():
             if name in self._plan.vectors:
-                yield iter([self._vector(self._plan.vectors[name])])
+                yield iter([self._padded_vector(self._plan.vectors[name])])
                 continue
             matrix, array = matrices[name]
             if array == "codes":
-                yield self._codes(islice(packed, num_strips[matrix.name]), behind)
+                yield self._yield_codes(islice(packed, num_strips[matrix.name]), other_arrays)
             elif array == "order":
-                yield iter([self._order(matrix)])
+                yield iter([self._input_order(matrix)])
             else:
-                yield iter(behind.pop(name))
+                yield iter(other_arrays.pop(name))
 
-    def _codes(
-        self, packed: Iterator[tuple[_Strip, _PackedStrip]], behind: dict[str, list[npt.NDArray[np.generic]]]
+    def _yield_codes(
+        self, packed: Iterator[tuple[_Strip, _PackedStrip]], other_arrays: dict[str, list[npt.NDArray[np.generic]]]
     ) -> Iterator[npt.NDArray[np.generic]]:
-        """Yield the codes of a matrix; its other arrays are added to `behind`, by the names of their tensors."""
+        """Yield the codes of a matrix; its other arrays are added to `other_arrays`, by the names of their tensors."""
         for strip, found in packed:
             arrays = found.arrays()
             self._count(strip, found.error_and_energy, sum(numbers.nbytes for numbers in arrays.values()))
             yield arrays.pop("codes")
             for array, numbers in arrays.items():
-                behind[f"{strip.matrix.name}.{array}"].append(numbers)
+                other_arrays[f"{strip.matrix.name}.{array}"].append(numbers)
 
-    def _order(self, matrix: Matrix) -> npt.NDArray[np.int32]:
+    def _input_order(self, matrix: Matrix) -> npt.NDArray[np.int32]:
         """Return the input order of a matrix with sorted inputs."""
         order = self._weights.read(matrix.parts[0][0], slice(0, 1)).input_order
         assert order is not None

@@ -61,20 +61,20 @@ class WrittenWeights:
         Raises:
             VerificationFailed: it names the tensor and the row that differ.
         """
-        strips = list(self._strips(lambda matrix: _STRIP_NUMBERS // matrix.num_inputs))
+        strips = list(self._yield_strips(lambda matrix: _STRIP_NUMBERS // matrix.num_inputs))
         done, total = 0, sum(_num_numbers(strip) for strip in strips)
         for vector in self._plan.vectors.values():
             self._check_vector(vector)
         num_rows = 0
-        with closing(in_order(self._compare, strips)) as compared:
+        with closing(in_order(self._compare_strip, strips)) as compared:
             for strip, count in compared:
                 done, num_rows = done + _num_numbers(strip), num_rows + count
                 progress(done, total)
         self._weights.source.release()
         return num_rows
 
-    def _strips(self, size: Callable[[Matrix], int]) -> Iterator[_PartRows]:
-        """Yield strips of all matrices; `size` returns the rows of a strip."""
+    def _yield_strips(self, size: Callable[[Matrix], int]) -> Iterator[_PartRows]:
+        """Yield all matrices in strips of consecutive rows; `size` returns the rows of a strip of a matrix."""
         for matrix in self._plan.matrices.values():
             first, step = 0, max(ROW_BLOCK, size(matrix) // ROW_BLOCK * ROW_BLOCK)
             for (name, num_rows), expert in product(matrix.parts, range(matrix.num_experts)):
@@ -83,11 +83,14 @@ class WrittenWeights:
                     yield _PartRows(matrix, name, rows, first + start, start + step >= num_rows)
                 first += round_up(num_rows, ROW_BLOCK)
 
-    def _compare(self, strip: _PartRows) -> int:
-        """Compare planes and one row of a part, or else one of each so many rows. Returns the number of rows."""
+    def _compare_strip(self, strip: _PartRows) -> int:
+        """Compare a strip with the source; return the number of rows that were compared by the format's own formula.
+
+        If the source has planes, all codes are compared, and only one row of each part by the formula.
+        """
         matrix, num_rows = strip.matrix, strip.rows.stop - strip.rows.start
         planes = self._weights.read_planes(strip.name, strip.rows)
-        if planes is not None and not self._blocks(matrix, strip.first, num_rows).hold(planes):
+        if planes is not None and not self._read_blocks(matrix, strip.first, num_rows).hold(planes):
             self._fail(strip.name, strip.rows, "codes or scales")
         generator = np.random.default_rng((_SEED, strip.first, num_rows))
         starts: Sequence[int] = range(strip.rows.start, strip.rows.stop, _ROWS_PER_SAMPLE)
@@ -102,15 +105,15 @@ class WrittenWeights:
         """Compare a row, unpacked from kernel layout, with the source's own formula."""
         matrix, rows = strip.matrix, slice(row, row + 1)
         at = strip.first + row - strip.rows.start
-        found = self._blocks(matrix, at // ROW_BLOCK * ROW_BLOCK, 1).values(at % ROW_BLOCK, matrix.num_inputs)
+        found = self._read_blocks(matrix, at // ROW_BLOCK * ROW_BLOCK, 1).values(at % ROW_BLOCK, matrix.num_inputs)
         if matrix.is_sorted:
             order = self._read(self._plan.offset(f"{matrix.name}.order"), matrix.num_inputs * 4).view(np.int32)
             found[:, order] = found.copy()
-        if not np.array_equal(found, self._expected(strip.name, rows).reshape(1, -1)):
+        if not np.array_equal(found, self._expected_values(strip.name, rows).reshape(1, -1)):
             self._fail(strip.name, rows, "numbers")
 
-    def _expected(self, name: str, rows: slice) -> Float32:
-        """Return the values by the format's own formula, rounded if the artifact's are."""
+    def _expected_values(self, name: str, rows: slice) -> Float32:
+        """Return rows of a tensor by the format's own formula, rounded if the artifact's are."""
         is_exact = self._weights.read(name, rows).is_exact
         return self._weights.source.read_float32(name, rows) if is_exact else self._weights.float32(name, rows)
 
@@ -127,8 +130,8 @@ class WrittenWeights:
             if not np.array_equal(part[:, :size], expected) or part[:, size:].any():
                 self._fail(name, slice(0, size), "numbers")
 
-    def _blocks(self, matrix: Matrix, first_row: int, num_rows: int) -> PackedBlocks:
-        """Return the blocks of `num_rows` rows; `first_row` is the first of a block."""
+    def _read_blocks(self, matrix: Matrix, first_row: int, num_rows: int) -> PackedBlocks:
+        """Read the blocks of `num_rows` rows of a matrix from the file; `first_row` is the first of a block."""
         sizes, total = matrix.array_bytes(), matrix.num_experts * matrix.num_outputs // ROW_BLOCK
         first, count = first_row // ROW_BLOCK, round_up(num_rows, ROW_BLOCK) // ROW_BLOCK
 

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(num_cached: int, prompt_tokens: Sequence[int]) -> dict[str, object]:
-    """Measure one size of the index."""
+    """Return the memory of a cache with `num_cached` tokens, and the times of prompts of these numbers of tokens."""
     chance = random.Random(num_cached)
     room = ROUNDS * sum(2 * (tokens // PAGE_SIZE + 2) for tokens in prompt_tokens)
     cache = PrefixCache(PagePool(num_cached // PAGE_SIZE + room))
@@ -74,37 +74,37 @@ def fill(cache: PrefixCache, num_cached: int, chance: random.Random) -> None:
         before = chance.choice(earlier) if goes_on else chance.choice(systems)
         prompt = before + tokens(chance, chance.randrange(*TURN_TOKENS))
         reply = tokens(chance, chance.randrange(*TURN_TOKENS))
-        keep(cache, prompt, reply)
+        serve_request(cache, prompt, reply)
         earlier = [*earlier[-EARLIER:], prompt + reply]
 
 
 def times_of(cache: PrefixCache, num_tokens: int, chance: random.Random) -> dict[str, float]:
     """Time prompts of one length, each new to the cache before it is inserted; medians of the rounds, in seconds."""
     prompts = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
-    insert_s = median_of(lambda number: keep(cache, prompts[number]))
+    insert_s = median_of(lambda number: serve_request(cache, prompts[number]))
     match_s = median_of(lambda number: match_once(cache, prompts[number]))
     mark, spell = VOCAB_SIZE - 1, spellings().__getitem__
     replies = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
     for number, reply in enumerate(replies):
-        keep(cache, [mark, number], [*reply, 0])
+        serve_request(cache, [mark, number], [*reply, 0])
     texts = [SpelledPrompt((mark, number, *halves(reply), mark), spell, refuse) for number, reply in enumerate(replies)]
     text_s = median_of(lambda number: match_once(cache, texts[number].ids, texts[number]))
     return {"tokens": num_tokens, "insert_s": insert_s, "match_s": match_s, "text_match_s": text_s}
 
 
-def keep(cache: PrefixCache, prompt: Sequence[int], reply: Sequence[int] = ()) -> None:
-    """Do all that the cache does for a request, the reply in one step; its last token is computed here, too."""
+def serve_request(cache: PrefixCache, prompt: Sequence[int], reply: Sequence[int] = ()) -> None:
+    """Do all that the cache does for a request: match, run a step for the prompt and one for the reply, and close."""
     match = cache.match(prompt)
     sequence = cache.open(match, context_length=len(prompt) + len(reply))
-    compute(cache, sequence)
+    run_step(cache, sequence)
     if reply:
         sequence.append(reply)
-        compute(cache, sequence)
+        run_step(cache, sequence)
     cache.close(sequence)
 
 
-def compute(cache: PrefixCache, sequence: CachedSequence) -> None:
-    """Run one step, without its forward."""
+def run_step(cache: PrefixCache, sequence: CachedSequence) -> None:
+    """Reserve pages for the uncomputed tokens of a sequence, and commit them as if the model had computed them."""
     with cache.begin() as transaction:
         transaction.reserve(sequence, sequence.num_uncomputed)
         transaction.commit()
@@ -122,12 +122,15 @@ def tokens(chance: random.Random, num_tokens: int) -> list[int]:
 
 
 def halves(token_ids: Sequence[int]) -> list[int]:
-    """Return other ids of the same text, two for each."""
+    """Return other ids with the same text, two half tokens for each."""
     return [VOCAB_SIZE + half for token_id in token_ids for half in (token_id >> 8, token_id & 255)]
 
 
 def spelling(token_id: int) -> bytes:
-    """Return the text of an id: four letters, or two for a half; the last id of the vocabulary is no text."""
+    """Return the text of a token id: four letters, or two if the id is half of such a token.
+
+    The last id of the vocabulary is a special token.
+    """
     if token_id == VOCAB_SIZE - 1:
         return special_mark(token_id)
     width = 8 if token_id >= VOCAB_SIZE else 16
@@ -146,7 +149,7 @@ def refuse(text: str) -> list[int]:
 
 
 def median_of(action: Callable[[int], None]) -> float:
-    """Return the median of the rounds, in seconds."""
+    """Time `action(round)` in each of `ROUNDS`; return the median in seconds."""
     times = []
     for number in range(ROUNDS):
         start = perf_counter()

@@ -89,7 +89,7 @@ def belady_hit_rate(trace: Trace, num_pages: int) -> float:
 
 
 def _next_uses(trace: Trace) -> list[list[int]]:
-    """Return for each page of each request the number of the next request that has it."""
+    """Return, for each page of each request, the number of the next request with it; `NEVER` if there is none."""
     seen: dict[int, int] = {}
     uses: list[list[int]] = []
     for number in range(len(trace) - 1, -1, -1):

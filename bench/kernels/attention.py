@@ -28,7 +28,7 @@ LIMITS = AttentionLimits(CHUNK, max(*CONTEXTS, PASTS[-1] + CHUNK))
 
 
 def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
-    """Yield decode at `CONTEXTS` and `CHUNK` tokens after `PASTS`, for each KV dtype; then the units of steps."""
+    """Yield decode at `CONTEXTS` and `CHUNK` tokens after `PASTS`, for each KV dtype; then cases of `find_units`."""
     for dtype in KV_DTYPES:
         layout = _layout(dtype)
         num_pages = cold_bytes // layout.page_bytes
@@ -39,13 +39,16 @@ def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Ca
         for past in PASTS:
             lengths = np.arange(past + 1, past + CHUNK + 1, dtype=np.int32)
             yield _case(target, layout, pool, num_pages, lengths, f"{CHUNK} tokens after {past:,}")
-    yield _units(target, CHUNK, f"a prompt of {CHUNK}", np.zeros(CHUNK))
+    yield _find_units_case(target, CHUNK, f"a prompt of {CHUNK}", np.zeros(CHUNK))
     for num_rows in (1, 8, 64):
-        yield _units(target, num_rows, f"{num_rows} rows", np.arange(1, num_rows + 1))
+        yield _find_units_case(target, num_rows, f"{num_rows} rows", np.arange(1, num_rows + 1))
 
 
-def _units(target: Target, num_rows: int, size: str, row_of_token: np.ndarray) -> Case:
-    """Return the case of finding units, once per forward, on one thread. Its work excludes writing the units."""
+def _find_units_case(target: Target, num_rows: int, size: str, row_of_token: np.ndarray) -> Case:
+    """Return the case of `find_units`, which divides a step's attention into units of work for threads.
+
+    `size` names the case. It runs once per forward, on one thread, and its work excludes writing the units.
+    """
     shape = AttentionShape.of(_layout("f16").of_layer(0), HEADS, target)
     lengths = np.arange(1, num_rows + 1) if row_of_token[-1] == 0 else np.full(num_rows, CONTEXTS[1])
     return Case(
@@ -89,6 +92,7 @@ def _work(layout: KVLayout, num_bytes: float, num_products: float) -> Work:
 
 
 def _case(target: Target, layout: KVLayout, pool: np.ndarray, num_pages: int, lengths: np.ndarray, size: str) -> Case:
+    """Return the case of attention for one step, whose tokens see the KV rows `lengths`."""
     num_rows, longest = len(lengths), int(lengths[-1])
     width = -(-longest // PAGE_SIZE)
     sequences = num_pages // width

@@ -88,7 +88,7 @@ def compile_cases(cases: Sequence[Case], target: Target) -> Native:
 
 
 def measure(case: Case, native: Native, runs: int = 9) -> Timed:
-    """Return the fastest of `runs`, each of many calls."""
+    """Run a case of the compiled kernels `runs` times, each of many calls; return the time of a call in the fastest."""
 
     def run(count: int) -> None:
         native.call(_symbol(case.kernel), case.values, case.steps, count)

@@ -59,6 +59,7 @@ def layout_of(dtype: KVDType) -> KVLayout:
 
 
 def _activation(target: Target, function: Function, width: int, num_rows: int, wide: bool) -> Case:
+    """Return the case of an activation function whose result is quantized, in 16 bits if `wide`."""
     stride = 2 * width if function == "silu_mul" else width
     spec = ActivationSpec(function, width, stride, True, False, width, width, 1e-5, wide)
     sizes = quantized_bytes(num_rows, width, wide)
@@ -99,6 +100,7 @@ def _embedding(arena: Arena, kind: WeightKind, num_rows: int) -> Case:
 
 
 def _top_k(num_rows: int) -> Case:
+    """Return the case of the largest logits of `num_rows` rows."""
     logits = np.random.default_rng(0).standard_normal(num_rows * VOCABULARY, np.float32)
     return Case(
         f"top_k {TOP_LOGITS}",
@@ -119,6 +121,7 @@ def _top_k(num_rows: int) -> Case:
 
 
 def _rope_angles(num_rows: int) -> Case:
+    """Return the case of the angles of RoPE at `num_rows` positions."""
     return Case(
         "rope_angles",
         lambda: rope_angles(HEAD_DIM),
@@ -129,6 +132,7 @@ def _rope_angles(num_rows: int) -> Case:
 
 
 def _rope_append(layout: KVLayout, pool: np.ndarray, num_rows: int) -> Case:
+    """Return the case of rotating keys and appending them with values to the KV pool."""
     columns = (0, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM)
     stride = columns[2] + KV_HEADS * HEAD_DIM
     width = HEADS * HEAD_DIM

@@ -40,7 +40,10 @@ def main() -> None:
 
 
 def row(step: tuple[str, int, int], before: Worker, now: Worker, rounds: int) -> dict[str, Any]:
-    """Return the row of one step: seconds of both workers, and ratios."""
+    """Measure a step on two workers in turns; return the table's row: seconds of each, and quartiles of their ratios.
+
+    `step` is `decode` or `prefill`, the number of sequences or tokens, and the number of tokens before.
+    """
     asked = dict(zip(("kind", "count", "past"), step, strict=True))
     calls = max(1, int(_SECONDS / before.call("seconds", **asked, calls=1)))
 

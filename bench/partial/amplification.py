@@ -107,13 +107,14 @@ class Stored:
         self._store.close()
 
     def _open(self, tables: RunTables | None) -> OpenRun:
+        """Open the run; `tables` are those of an earlier open, or None to read them."""
         run = RowRecords.of(self._store).open_ordered(self.heads, tables=tables)
         assert run is not None
         return run
 
 
 def parts_of(chosen: Order, there: Order, num_tokens: int) -> NDArray[np.bool_]:
-    """Return the parts of pages that have chosen rows which are not `there`, `[layers, pages]`."""
+    """Return the parts of pages that have chosen rows which are not among the rows `there`: `[layers, pages]`."""
     is_wanted = np.zeros((*chosen.shape[:2], num_tokens), np.bool_)
     np.put_along_axis(is_wanted, chosen, True, axis=-1)
     np.put_along_axis(is_wanted, there, False, axis=-1)

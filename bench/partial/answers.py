@@ -90,22 +90,29 @@ class Asker:
             weight = DECAY * weight + 1
 
     def _is_done(self, ids: list[int]) -> bool:
+        """Return whether the generated tokens contain a whole line."""
         return "\n" in self._tokenizer.decode(ids).lstrip("\n ")
 
     def _text(self, ids: list[int]) -> str:
+        """Return the first line of generated tokens."""
         return self._tokenizer.decode(ids).strip().partition("\n")[0]
 
     def _ids(self, text: str) -> list[int]:
+        """Tokenize a text without special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def name_of(way: str, budget: float) -> str:
-    """Return the name of a column of replies."""
+    """Return the name of a way to select rows at a budget, such as `hybrid 25%`: a column of replies."""
     return f"{way} {budget:.0%}"
 
 
 def summary(rows: Sequence[Json], questions: QuestionSet) -> list[Json]:
-    """Return a row by way and share: mean scores, and the interval of the first score's ratio to the full prefix's."""
+    """Return a row for each way to select rows and each budget, with mean scores.
+
+    `ratio` is that of the mean main score (the first of a question's scores) to the mean over the full prefix, from
+    `low` to `high` in its 95 % interval.
+    """
     scores = {way: [questions.judge(row["said"][way], row["right"]) for row in rows] for way in rows[0]["said"]}
     main = next(iter(scores[FULL][0]))
     full = np.array([one[main] for one in scores[FULL]])
@@ -125,7 +132,7 @@ def summary(rows: Sequence[Json], questions: QuestionSet) -> list[Json]:
 
 
 def verdict(rows: Sequence[Json], found: Sequence[Json], questions: QuestionSet) -> Json:
-    """Return whether the full prefix does better than chance, and the least share at which each way suffices."""
+    """Return whether the full prefix does better than chance, and the smallest budget at which each way suffices."""
     main = next(name for name in found[0] if name not in ("way", "budget"))
     full = np.array([questions.judge(row["said"][FULL], row["right"])[main] for row in rows])
     low = float(np.quantile(resampled(full), 0.025))

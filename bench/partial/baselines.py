@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from ..machine import Origin
 from ..options import read_options
 from ..report.page import publish
-from .chunk_cache import Contestant, served
+from .chunk_cache import Contestant, serve_trace
 from .chunk_traces import BUDGET, Asked, zipf_trace
 from .contestants import FALLING_BACK, FULL, RANKED, SHIPPED, TEXT, VOTING, Contested, cases, contested
 from .prefix import PrefixModel
@@ -89,16 +89,16 @@ ABLATION: Mapping[str, Baseline] = {
 def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) -> Iterator[Json]:
     """Yield a row for each baseline, trace and cache size."""
     for change_after in (None, CHANGE_AFTER):
-        shapes = [_asked(prefix, BASELINES["full load, LRU"]) for prefix in prefixes]
+        shapes = [_as_requested(prefix, BASELINES["full load, LRU"]) for prefix in prefixes]
         trace = zipf_trace(shapes, NUM_REQUESTS, change_after=change_after)
         for share in CACHE_SHARES:
             for name, baseline in baselines.items():
                 left = share - baseline.known_share
                 max_bytes = max(1, round(left * sum(map(_kv_bytes, prefixes))))
-                asked = [_asked(prefix, baseline) for prefix in prefixes]
+                asked = [_as_requested(prefix, baseline) for prefix in prefixes]
                 contestant = Contestant(baseline.policy, by_attention=baseline.by_attention)
                 wanted, missed = (
-                    np.array(counts[NUM_REQUESTS // 4 :]) for counts in served(asked, trace, max_bytes, contestant)
+                    np.array(counts[NUM_REQUESTS // 4 :]) for counts in serve_trace(asked, trace, max_bytes, contestant)
                 )
                 row: Json = {"way": name, "changes": change_after is not None, "cache": share}
                 row |= {"wanted_bytes": float(wanted.mean()), "disk_bytes": float(missed.mean())}
@@ -122,7 +122,7 @@ def first_tokens(seconds: Mapping[int, Any]) -> Json:
 
 
 def losses(prefixes: Sequence[Contested]) -> Json:
-    """Return, by selection, KL with twice its standard error, and the share of chunks that a query reads."""
+    """Return, by selection, the mean KL to the full prefix with twice its standard error, in nats per token."""
     own = [request for prefix in prefixes for request in prefix.requests if request.kl]
     found: Json = {}
     for name in own[0].kl:
@@ -193,8 +193,8 @@ def main() -> None:
     publish("partial_baselines", figures, name)
 
 
-def _asked(prefix: Contested, baseline: Baseline) -> Asked:
-    """Return a prefix as a way requests it."""
+def _as_requested(prefix: Contested, baseline: Baseline) -> Asked:
+    """Return a prefix with the chunks that its requests read by the baseline's selection and order."""
     nothing = np.zeros(0, np.int64)
     key = (baseline.selection, baseline.order)
     reads = [(request.chunks[key].astype(np.int64), nothing) for request in prefix.requests]
@@ -202,6 +202,7 @@ def _asked(prefix: Contested, baseline: Baseline) -> Asked:
 
 
 def _kv_bytes(prefix: Contested) -> int:
+    """Return the bytes of a prefix's KV in chunks."""
     return prefix.layout.num_blocks * prefix.layout.num_groups * prefix.layout.chunk_bytes(0)
 
 

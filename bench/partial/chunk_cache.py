@@ -64,14 +64,14 @@ class Found:
 
 
 def replay(prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant) -> Found:
-    """Serve a trace from the store's cache."""
-    return _found(prefixes, trace, *served(prefixes, trace, max_bytes, contestant))
+    """Serve a trace from a chunk cache with the contestant's policy; return its hit ratio and disk reads."""
+    return _summarize(prefixes, trace, *serve_trace(prefixes, trace, max_bytes, contestant))
 
 
-def served(
+def serve_trace(
     prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant
 ) -> tuple[list[int], list[int]]:
-    """Return, by request, the bytes that it requests from the store's cache, and the bytes that are missing there."""
+    """Serve a trace from a chunk cache; return the bytes that each request reads, and those missing in the cache."""
     cache, nothing = ChunkCache(max_bytes, policy=contestant.policy), np.zeros(0, np.uint8)
     wanted, missed = [], []
     for number, request in trace:
@@ -90,7 +90,7 @@ def served(
 
 
 def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> Found:
-    """Do the same if those are evicted that are needed last (Belady)."""
+    """Do the same with the optimal policy, which evicts the pieces that are needed last (Belady)."""
     starts = np.cumsum([0, *(len(prefix.attention) for prefix in prefixes)])
     needs = [np.concatenate(prefixes[number].requests[request]) + starts[number] for number, request in trace]
     sizes = np.concatenate([one.layout.piece_bytes(np.arange(len(one.attention))) for one in prefixes])
@@ -105,10 +105,11 @@ def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> F
         here = np.flatnonzero(is_here)
         here = here[np.argsort(next_use[here], kind="stable")]
         is_here[here[sizes[here].cumsum() > max_bytes]] = False
-    return _found(prefixes, trace, [int(sizes[ids].sum()) for ids in needs], missed)
+    return _summarize(prefixes, trace, [int(sizes[ids].sum()) for ids in needs], missed)
 
 
-def _found(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], missed: Sequence[int]) -> Found:
+def _summarize(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], missed: Sequence[int]) -> Found:
+    """Return the results of the last three quarters of a trace; the first quarter fills the cache."""
     first = len(trace) // 4
     layouts = [prefixes[number].layout for number, _ in trace[first:]]
     headers = [RunHeader.num_bytes(layout.num_pages, layout.kv) for layout in layouts]

@@ -30,7 +30,7 @@ Trace = list[tuple[int, int]]  # prefix and the number of its request
 
 @dataclass(frozen=True)
 class Asked:
-    """A prefix as it is stored, and the reads of its requests, by the indices of pieces in `layout`."""
+    """A prefix as it is stored, and the pieces (chunks of the ordered run, parts of pages) that its requests read."""
 
     layout: OrderedLayout
     attention: NDArray[np.float64]  # [pieces], the share of its layer's (and head's) attention, by the history
@@ -48,7 +48,10 @@ def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
 
 
 def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
-    """Return a case stored by the history of some of its queries and of `foreign` ones, and the reads of the others."""
+    """Return a case stored by the attention of some queries, and the pieces that its other queries read.
+
+    The queries are its own and `foreign` ones, of other prefixes.
+    """
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix, num_ranks = Prefix(model, case.prefix[:num_tokens]), ranks_to_store(num_tokens, is_start=True)
     layout = OrderedLayout(model.layout, num_tokens, num_ranks)
@@ -56,10 +59,15 @@ def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
     history = np.asarray(sum(prefix.exact(query.ids, 0).learned for query in known), np.float64)
     order = np.argsort(-scores_to_store(history, is_start=True), axis=-1, kind="stable")
     queries = (*case.queries[NUM_HISTORY:], *foreign[NUM_HISTORY:])
-    return Asked(layout, _attention(layout, history, order), [_reads(prefix, one, order, layout) for one in queries])
+    return Asked(
+        layout,
+        _attention_of_pieces(layout, history, order),
+        [_pieces_read(prefix, one, order, layout) for one in queries],
+    )
 
 
-def _attention(layout: OrderedLayout, history: NDArray[np.float64], order: Order) -> NDArray[np.float64]:
+def _attention_of_pieces(layout: OrderedLayout, history: NDArray[np.float64], order: Order) -> NDArray[np.float64]:
+    """Return the share of attention of each piece by the history: chunks of the run, then parts of pages."""
     share = history / history.sum(axis=-1, keepdims=True)
     by_rank = np.take_along_axis(share, order, axis=-1)[..., : layout.num_ranks]
     by_block = np.add.reduceat(by_rank, range(0, layout.num_ranks, layout.chunk_size), axis=-1)
@@ -67,9 +75,10 @@ def _attention(layout: OrderedLayout, history: NDArray[np.float64], order: Order
     return np.concatenate([by_block.reshape(layout.num_groups, -1).T.reshape(-1), by_page.T.reshape(-1)])
 
 
-def _reads(
+def _pieces_read(
     prefix: Prefix, query: Query, order: Order, layout: OrderedLayout
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the pieces that a query reads: first the run's chunks, then parts of pages, which a probe selects."""
     count = num_rows(layout.num_tokens, BUDGET)
     half = stored_half(order, count)
     chosen = with_probed(half, prefix.probe(half, query.ids), count)
@@ -77,7 +86,11 @@ def _reads(
 
 
 def parts_of(layout: OrderedLayout, chosen: Order, there: Order) -> NDArray[np.int64]:
-    """Return the indices of the page parts that have `chosen` rows, `[layers, kv_heads, n]`, which are not `there`."""
+    """Return which parts of pages must be read for the `chosen` rows, besides the rows `there`, which are read already.
+
+    Rows are `[layers, kv_heads, n]`. A part is a layer's part of a page, and given by its index among the layout's
+    pieces.
+    """
     is_wanted = np.zeros((*chosen.shape[:2], layout.num_tokens), np.bool_)
     np.put_along_axis(is_wanted, chosen, True, axis=-1)
     np.put_along_axis(is_wanted, there, False, axis=-1)

@@ -121,7 +121,10 @@ def asked_of(artifact: Artifact, workload: str) -> Iterator[Asked]:
 
 
 def joined(cases: Sequence[Case]) -> Asked:
-    """Return one prefix of all cases; every other question is history, up to `MAX_ASKED` of the rest are measured."""
+    """Return one prefix that joins all cases, and their questions.
+
+    Every other question is history; up to `MAX_ASKED` of the rest are measured.
+    """
     prefix = [token for case in cases for token in case.prefix]
     prompts = [prefix + query.ids for case in cases for query in case.queries]
     others = prompts[1::2]
@@ -154,7 +157,11 @@ def one_way(
     asked: Sequence[Asked],
     replies: Sequence[Sequence[str]],
 ) -> Json:
-    """Measure the questions, one of each prefix in turn."""
+    """Measure the time to the first token of each question by one way to provide KV, on one kind of disk.
+
+    The questions of all prefixes come in turns. `replies` are digests of the exact replies, which must be equal unless
+    a part of the prefix was loaded.
+    """
     files = disk_files(disk if way.has_store else "real")
     found: list[FirstToken] = []
     drop_page_cache(directory)
@@ -199,7 +206,7 @@ def one_way(
 
 
 def groups(found: Sequence[FirstToken]) -> Iterator[Json]:
-    """Yield first requests and others of prefixes of one shape, in the order in which they were measured."""
+    """Yield measurements grouped by the shape of the prefix, and by whether it was the prefix's first request."""
     for num_joined, is_first in dict.fromkeys((one.num_joined, one.is_first) for one in found):
         mine = [one for one in found if (one.num_joined, one.is_first) == (num_joined, is_first)]
         yield {

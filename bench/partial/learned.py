@@ -49,7 +49,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stored:
-    """The contents of a run on disk: which tokens of its prefix have the first ranks."""
+    """The order of rows that a run on disk has: the tokens of its prefix with the first ranks."""
 
     order: NDArray[np.int64]  # [layers, kv_heads, ranks]
     num_tokens: int
@@ -106,53 +106,53 @@ def of_other_tasks(texts: Texts) -> list[Questions]:
 
 
 def measure(artifact: Artifact, model: PrefixModel, asked: Questions) -> Json:
-    """Return the share of the order before that stays, by what happens in between, and the loss with each order."""
+    """Return the share of the stored order that stays, and the losses with each order, by what happens in between."""
     with tempfile.TemporaryDirectory() as temporary:
-        orders = ask(artifact, Path(temporary), asked)
-    stays = {way: kept(orders[BEFORE[way]], orders[way]) for way in WAYS}
+        orders = answer_in_engines(artifact, Path(temporary), asked)
+    stays = {way: kept_share(orders[BEFORE[way]], orders[way]) for way in WAYS}
     print(len(asked.prefix), stays, flush=True)
-    return {"stays": stays, "kl": losses(model, asked, orders) if asked.unasked else {}}
+    return {"stays": stays, "kl": measure_losses(model, asked, orders) if asked.unasked else {}}
 
 
-def ask(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stored]:
-    """Return the order on disk before, and after the other questions by what happens in between.
+def answer_in_engines(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stored]:
+    """Answer the first questions, then the others; return the stored orders before and after.
 
-    Two engines do not end with the same order: timing decides how a prompt is divided into steps, and so which of its
-    tokens are scored.
+    They are by what happens between the questions. Two engines do not end with the same order: timing decides how a
+    prompt is divided into steps, and so which of its tokens are scored.
     """
     found: dict[str, Stored] = {}
-    with opened(artifact, directory / "nothing") as engine:
-        found["before nothing"] = answered(engine, asked, asked.first)
-        found["nothing"] = answered(engine, asked, asked.then)
-    with opened(artifact, directory / "a restart") as engine:
-        found["before"] = answered(engine, asked, asked.first)
+    with open_engine(artifact, directory / "nothing") as engine:
+        found["before nothing"] = answer_prompts(engine, asked, asked.first)
+        found["nothing"] = answer_prompts(engine, asked, asked.then)
+    with open_engine(artifact, directory / "a restart") as engine:
+        found["before"] = answer_prompts(engine, asked, asked.first)
     shutil.copytree(directory / "a restart", directory / "a restart that forgets")
     for way in WAYS[1:]:
-        with opened(artifact, directory / way) as engine:
+        with open_engine(artifact, directory / way) as engine:
             if way == "a restart that forgets":
                 engine._core.tier.extra.observer.keeper.look_up = lambda *_: None  # type: ignore[union-attr]
-            found[way] = answered(engine, asked, asked.then)
+            found[way] = answer_prompts(engine, asked, asked.then)
     return found
 
 
-def opened(artifact: Artifact, directory: Path) -> Engine:
-    """Return an engine that learns, and does not prune by default."""
+def open_engine(artifact: Artifact, directory: Path) -> Engine:
+    """Return an engine with a store in `directory` that learns orders, and does not prune by default."""
     directory.mkdir(exist_ok=True)
     return Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0)
 
 
-def answered(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> Stored:
-    """Return the order on disk once some prompts are answered, one after the other."""
+def answer_prompts(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> Stored:
+    """Answer prompts one after the other; return the order of the prefix's rows that is on disk then."""
     for prompt in prompts:
         engine.generate(prompt, PARAMS)
         settle(engine)
     tier = engine._core.tier
     assert tier is not None
-    return stored(tier.store, tier.index, asked.prefix)
+    return read_order(tier.store, tier.index, asked.prefix)
 
 
-def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
-    """Return the order of the run of the prefix that all prompts share."""
+def read_order(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
+    """Read the stored order of the run of the prefix that all prompts share."""
     namespace = next(store.page_keys()).namespace
     heads = index.run(namespace, tuple(prefix), 0, len(index.keys(namespace, prefix)))
     run = None if heads is None else RowRecords.of(store).open_ordered(heads)
@@ -163,7 +163,7 @@ def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
     return Stored(order.astype(np.int64), num_tokens)
 
 
-def kept(before: Stored, after: Stored) -> float:
+def kept_share(before: Stored, after: Stored) -> float:
     """Return the share of the first eighth of the tokens `before` that is in the first eighth `after`."""
     count = before.num_tokens // 8
     assert before.num_tokens == after.num_tokens and count <= before.order.shape[-1]
@@ -171,8 +171,11 @@ def kept(before: Stored, after: Stored) -> float:
     return float(np.mean([len(set(one.tolist()) & set(other.tolist())) / count for one, other in pairs]))
 
 
-def losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -> dict[str, list[float]]:
-    """Return nats per token of what follows each unasked question, by order, and over the first and recent rows."""
+def measure_losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -> dict[str, list[float]]:
+    """Return, by order, the KL between full and partial prefix for each unasked question, in nats per token.
+
+    `orders` decide which rows are read; `first+recent` reads the first and recent rows by no order.
+    """
     [num_tokens] = {one.num_tokens for one in orders.values()}
     prefix, count = Prefix(model, asked.prefix[:num_tokens]), num_rows(num_tokens, BUDGET)
     halves = {way: stored_half(one.order, count, one.num_tokens) for way, one in orders.items()}

@@ -54,7 +54,7 @@ class Evidence:
 
     @functools.cached_property
     def order_of_queries(self) -> Order:
-        """The same without the prefix pass."""
+        """The rows ranked by other queries alone, without the prefix pass."""
         return stored_order(self.history)
 
     @property
@@ -75,7 +75,7 @@ def first_and_recent(evidence: Evidence, count: int) -> Order:
 
 
 def first_and_recent_of(shape: tuple[int, ...], count: int) -> Order:
-    """Select the same for a shape of layers, KV heads and tokens."""
+    """Select the first few rows, and the last, for a shape of layers, KV heads and tokens."""
     recent = np.arange(shape[-1], dtype=float)
     recent[:NUM_FIRST] = np.inf
     return largest(np.broadcast_to(recent, shape), count)
@@ -117,7 +117,7 @@ def hybrid(evidence: Evidence, count: int) -> Order:
 
 
 def hybrid_of_queries(evidence: Evidence, count: int) -> Order:
-    """Select the same by the order of other queries alone."""
+    """Select like `hybrid`, with the stored order by other queries alone, without the prefix pass."""
     return _hybrid(evidence, evidence.order_of_queries, count)
 
 
@@ -141,8 +141,11 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 
 
 def stored_half(order: Order, count: int, num_tokens: int | None = None) -> Order:
-    """Return, of `count` rows of each layer and head, those that are read by the order, which begins a prompt;
-    `num_tokens` where the order has only the ranks that a run has."""
+    """Return those of `count` rows of each layer and head that are read by the stored order.
+
+    The order is of a prefix that begins a prompt. `num_tokens` is the prefix's, if `order` has only the ranks that a
+    run stores.
+    """
     num_tokens = num_tokens or order.shape[-1]
     fixed, num_ranks = always(num_tokens), ranks_to_store(num_tokens, is_start=True)
     [share] = stored_shares([num_tokens], [len(fixed)], count, [num_ranks])
@@ -155,5 +158,6 @@ def stored_order(scores: Scores) -> Order:
 
 
 def _hybrid(evidence: Evidence, order: Order, count: int) -> Order:
+    """Select half by a stored order, then half by the probe."""
     chosen = stored_half(order, count)
     return with_probed(chosen, evidence.probe(chosen), count)

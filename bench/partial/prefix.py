@@ -65,7 +65,7 @@ class Prefix:
         return Exact(logits, mass, mass / len(query) if learned is None else learned)
 
     def partial(self, choice: Order, query: Sequence[int], num_logits: int) -> Float32Array:
-        """Return the same over the selected rows only."""
+        """Return the last `num_logits` rows of logits of a query over the selected rows of the prefix only."""
         self._model.write(REGION, self.rows.take(choice))
         return self._model.run(query, self.num_tokens, choice.shape[-1], REGION, num_logits).copy()
 
@@ -75,7 +75,7 @@ class Prefix:
         return self.probed(choice, query).largest
 
     def probed(self, choice: Order, query: Sequence[int]) -> Probe:
-        """Return all results of that probe."""
+        """Return the whole result of the probe that `probe` runs."""
         self.partial(choice, query, 0)
         return probe(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
 
@@ -160,7 +160,7 @@ class PrefixModel:
         return mass[..., :num_tokens].copy()
 
     def counts(self, num_tokens: int) -> npt.NDArray[np.int32]:
-        """Return the number of tokens that this covers, by row."""
+        """Return the number of tokens whose attention `mass` has, by row."""
         assert self.runner.attention_counts is not None
         return self.runner.attention_counts[:REGION].reshape(-1)[:num_tokens].copy()
 
@@ -170,7 +170,7 @@ class PrefixModel:
         return self.all_queries(num_tokens)[:, :, first : first + self._group]
 
     def all_queries(self, num_tokens: int) -> Float32Array:
-        """Return the same for all heads, `[layers, num_tokens, heads, head_dim]`."""
+        """Return the queries of the last run, of all heads: `[layers, num_tokens, heads, head_dim]`."""
         assert self.runner.queries is not None
         return self.runner.queries[:, :num_tokens]
 

@@ -36,7 +36,7 @@ SHARES = (1.0, 0.75, 0.5625, 0.5, 0.375, 0.25, 0.125)  # of the dimensions of a 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the loss with each size of probe keys, and print a table."""
     options = read_options(__doc__, "artifact", head=int)
     artifact = Artifact.open(options.artifact)
     manifest = artifact.manifest
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def summary(losses: Sequence[Loss]) -> str:
-    """Return the rest of a row; losses alternate between facts and text."""
+    """Return the last columns of a table's row; losses are of facts and of text, alternately."""
     facts, text = (float(np.mean([loss.kl for loss in some])) for some in (losses[::2], losses[1::2]))
     found = sum(loss.is_found and loss.is_found_whole for loss in losses)
     num_facts, estimate = sum(loss.is_found_whole for loss in losses), np.mean([loss.dropped for loss in losses])

@@ -59,7 +59,10 @@ class Measured:
 
 
 def measure(case: Case, number: int, model: PrefixModel, policies: Sequence[str] = CHOICES) -> Iterator[Measured]:
-    """Yield policies and budgets on a case's queries; check that all rows in separate pages equal the prefix itself."""
+    """Yield the results of each policy and budget for a case's queries.
+
+    Checks that all rows in separate pages give the same bits as the prefix itself.
+    """
     prefix = Prefix(model, case.prefix)
     runs, seen = [], []
     for query in case.queries:
@@ -82,34 +85,39 @@ def measure(case: Case, number: int, model: PrefixModel, policies: Sequence[str]
                 else:
                     choice = POLICIES[policy](evidence, count)
                 partial = _log_probs(prefix.partial(choice, fed(query), len(query.continuation)))
-                yield _measured(number, policy, budget, query, full, partial, _dropped(runs[i], choice), case.depth)
+                yield _compare(
+                    number, policy, budget, query, full, partial, _dropped_share(runs[i], choice), case.depth
+                )
 
 
 def fed(query: Query) -> list[int]:
-    """Return the tokens that are computed for the logits of a query's continuation."""
+    """Return the tokens to compute for the logits of a query's continuation: all but its last one."""
     return [*query.ids, *query.continuation[:-1]]
 
 
 def divergence(full: npt.NDArray[np.float32], partial: npt.NDArray[np.float32]) -> float:
     """Return KL(full || partial) of logits, `[tokens, vocab]`, in nats: the mean over tokens."""
-    return _kl(_log_probs(full), _log_probs(partial))
+    return _mean_kl(_log_probs(full), _log_probs(partial))
 
 
-def _kl(full: Scores, partial: Scores) -> float:
+def _mean_kl(full: Scores, partial: Scores) -> float:
+    """Return the mean KL of log probabilities, `[tokens, vocab]`, in nats per token."""
     return float((np.exp(full) * (full - partial)).sum(axis=-1).mean())
 
 
-def _dropped(exact: Exact, choice: Order) -> float:
+def _dropped_share(exact: Exact, choice: Order) -> float:
+    """Return the share of the exact run's attention to the prefix that falls on rows outside `choice`."""
     kept = np.take_along_axis(exact.mass, choice, axis=-1).sum(axis=-1)
     return float((1 - kept / exact.mass.sum(axis=-1)).mean())
 
 
 def _log_probs(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Return the log softmax of logits, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def _measured(
+def _compare(
     number: int,
     policy: str,
     budget: float,
@@ -119,6 +127,14 @@ def _measured(
     dropped: float,
     depth: float | None,
 ) -> Measured:
+    """Return the result of one query: the partial prefix compared with the full one.
+
+    Args:
+        number: the prefix's.
+        full, partial: log probabilities, `[tokens of the continuation, vocab]`.
+        dropped: share of the attention on rows that were left out.
+        depth: depth of the fact in the prefix; None without one.
+    """
     places, target = np.arange(len(query.continuation)), np.array(query.continuation)
     said, full_said = partial[places, target], full[places, target]
     first, full_first = partial.argmax(axis=-1), full.argmax(axis=-1)
@@ -126,7 +142,7 @@ def _measured(
         number,
         policy,
         budget,
-        kl=_kl(full, partial),
+        kl=_mean_kl(full, partial),
         agreement=float((first == full_first).mean()),
         log_prob=float(said.mean()),
         full_log_prob=float(full_said.mean()),

@@ -39,7 +39,7 @@ class RowsByLayer:
         """Return the last `num_logits` rows of logits, `[num_logits, vocab]`, of a query after the selected rows of a
         prefix, or after all of them."""
         kv = self._artifact.manifest.kv
-        op = _Behind(self._weight, query, kv_dtype=kv.dtype)
+        op = _AfterPrefix(self._weight, query, kv_dtype=kv.dtype)
         op.start, op.choice, op.group = prefix.num_tokens, choice, self._artifact.manifest.model.num_attention_heads
         op.group //= kv.num_kv_heads
         scales = prefix.scales if prefix.scales is not None else np.ones((), np.float32)
@@ -47,8 +47,8 @@ class RowsByLayer:
         return np.asarray(evaluate(self._artifact.manifest.model, op)[len(query) - num_logits :], np.float32)
 
 
-class _Behind(ReferenceOps):
-    """Evaluates tokens that follow existing rows."""
+class _AfterPrefix(ReferenceOps):
+    """Evaluates tokens that come after the existing rows of a prefix."""
 
     start: int
     choice: Choice | None
@@ -57,11 +57,13 @@ class _Behind(ReferenceOps):
     values: Float32Array
 
     def positions(self) -> npt.NDArray[np.int64]:
+        """Return the positions of the tokens, which begin after the prefix."""
         return self.start + super().positions()
 
     def attend(
         self, query: Array, key: Array, value: Array, spec: AttentionSpec | LatentSpec, head: int, sinks: Array | None
     ) -> Array:
+        """Return the attention of one head to the chosen rows of the prefix, and to the tokens themselves."""
         assert isinstance(spec, AttentionSpec) and sinks is None and spec.attention.window is None
         layer, kv_head, count = spec.kv_layer, head // self.group, len(query)
         keys, values = self.keys[layer, kv_head], self.values[layer, kv_head]

@@ -105,6 +105,7 @@ class Texts:
             yield Case(self._ids(prefix), queries)
 
     def _passages(self, start: int, stop: int) -> Iterator[Case]:
+        """Yield cases of seven passages of NQ-open each, from items `start` to `stop`, with their questions."""
         with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
             items = [json.loads(line) for line in itertools.islice(file, start, stop)]
         for some in batched(items, 7):
@@ -113,6 +114,7 @@ class Texts:
             yield self._chat("Answer from these passages.\n\n" + "\n\n".join(texts), asked)
 
     def _needles(self, placed: Sequence[tuple[tuple[str, str], float]], stretches: Sequence[int]) -> Iterator[Case]:
+        """Yield cases with a fact at a depth of a stretch of prose; the first query asks for it."""
         for number, ((thing, answer), depth) in enumerate(placed):
             prefix, queries = self._stretch(stretches[number % len(stretches)])
             line = int(depth * len(prefix))
@@ -123,6 +125,7 @@ class Texts:
             yield Case(whole, [asked, *queries], depth)
 
     def _stretch(self, start: int) -> tuple[list[int], list[Query]]:
+        """Return a stretch of prose as a prefix, and the text after it cut into queries with continuations."""
         ids = self._ids(PROSE.read_text(encoding="utf-8"))
         size = _PREFIX + _QUERIES * (_QUERY + MAX_CONTINUATION)
         ids = ids[start * size : (start + 1) * size]
@@ -130,6 +133,7 @@ class Texts:
         return ids[:_PREFIX], [Query(list(part[:_QUERY]), list(part[_QUERY:])) for part in later]
 
     def _chat(self, system: str, asked: Sequence[tuple[str, str]]) -> Case:
+        """Return a case with a system prompt as the prefix, and questions with their answers as queries."""
         queries = [
             self._query(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", reply)
             for question, reply in asked
@@ -137,13 +141,16 @@ class Texts:
         return Case(self._ids(f"<|im_start|>system\n{system}<|im_end|>\n"), queries)
 
     def _query(self, text: str, continuation: str) -> Query:
+        """Tokenize a query and its continuation, which is cut to `MAX_CONTINUATION` tokens."""
         return Query(self._ids(text), self._ids(continuation)[:MAX_CONTINUATION])
 
     def _ids(self, text: str) -> list[int]:
+        """Tokenize a text without special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Return consecutive groups of `size` items; a smaller rest is dropped."""
     return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]
 
 

@@ -31,12 +31,14 @@ class Vote:
 
     @property
     def falls_back(self) -> npt.NDArray[np.bool_]:
-        """`[layers]`, those that IMPRESS would load whole."""
+        """Whether IMPRESS would load all rows of each layer, because its probed heads disagree: `[layers]`."""
         return self.agreement < MIN_AGREEMENT
 
-    def num_loaded(self, num_tokens: int) -> float:
-        """Return the share of the prefix's keys and values that is read if those layers are loaded whole: the selected
-        rows of the others, and the rest of the probed heads' keys."""
+    def loaded_share(self, num_tokens: int) -> float:
+        """Return the share of the KV of a prefix that is read if layers that fall back are loaded whole.
+
+        In other layers it is the selected rows, and the rest of the probed heads' keys.
+        """
         heads, count = self.choice.shape[1:]
         share = count / num_tokens
         share += (1 - share) * min(MAX_PROBED, heads) / heads / 2  # keys are half of what a head has

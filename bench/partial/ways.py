@@ -122,6 +122,7 @@ def known_bytes(engine: Engine) -> int:
 
 
 def _tier(engine: Engine) -> Any:
+    """Return the disk tier of an engine that has one."""
     tier = engine._core.tier
     assert tier is not None
     return tier

@@ -126,7 +126,7 @@ class LiveReplay(Closable):
 
 
 def summary(turns: Sequence[LiveTurn]) -> dict[str, dict[str, int]]:
-    """Return sums by how the replies ended."""
+    """Return, by how the replies ended, the number of turns and the sums of their counts."""
     found: dict[str, dict[str, int]] = {}
     for reply in REPLIES:
         mine = [turn for turn in turns if turn.reply == reply]

@@ -40,6 +40,7 @@ ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=R
 
 
 def _chatml(system: str) -> str:
+    """Return a ChatML template with `system` as the default system prompt."""
     begin = "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     default = (
         "{% if loop.first and message.role != 'system' %}<|im_start|>system\n" + system + "<|im_end|>\n{% endif %}"
@@ -49,6 +50,7 @@ def _chatml(system: str) -> str:
 
 
 def _llama2(ask: str) -> str:
+    """Return Llama-2's template; `ask` is what it appends if a reply is to be generated."""
     user = "{{ bos_token + '[INST] ' + message.content.strip() + ' [/INST]' }}"
     model = "{{ ' ' + message.content.strip() + ' ' + eos_token }}"
     turn = "{% if message.role == 'user' %}" + user + "{% else %}" + model + "{% endif %}"
@@ -138,6 +140,7 @@ def read_tokenizer(model: ReplayModel, data: Path) -> str:
 
 @functools.cache
 def _manifest(model: ReplayModel, tokenizer_json: str, hybrid: Hybrid | None) -> Manifest:
+    """Return the manifest of a tiny model with a tokenizer; `hybrid` adds layers with states."""
     profile = profile_tokenizer(tokenizer_json)
     mixers = (ATTENTION,) if hybrid is None else (ATTENTION, *(hybrid.mixer,) * hybrid.num_layers)
     ids = {token.text: token.id for token in profile.added_tokens}

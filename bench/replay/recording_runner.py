@@ -74,6 +74,7 @@ class RecordingRunner:
         return self._inside.top_logits(num_rows, vocab_size)
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        """Copy rows between pages, with the record of the ids that they were computed from."""
         for copy in copies:
             source, target = copy.src_page * PAGE_SIZE, copy.dst_page * PAGE_SIZE
             self.ids[target : target + copy.num_rows] = self.ids[source : source + copy.num_rows]

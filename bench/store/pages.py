@@ -48,8 +48,8 @@ def main() -> None:
         shutil.rmtree(directory)
 
 
-def prompt(num_pages: int, seed: int) -> list[PageKey]:
-    """Return pages of random tokens, one after the other."""
+def page_keys(num_pages: int, seed: int) -> list[PageKey]:
+    """Return the keys of pages of random tokens, each page after the one before."""
     chance, heads, parent_key = random.Random(seed), list[PageKey](), NO_PARENT
     for _ in range(num_pages):
         tokens = [chance.randrange(50_000) for _ in range(16)]
@@ -59,21 +59,23 @@ def prompt(num_pages: int, seed: int) -> list[PageKey]:
 
 
 def _measure_pages(directory: Path) -> None:
+    """Print the times to store and to read a prompt's pages, and to read as many bytes of the file."""
     payload = np.random.default_rng(0).integers(0, 256, (NUM_PAGES, PAGE_BYTES), dtype=np.uint8)
-    heads, seeds, out = prompt(NUM_PAGES, 0), count(1), np.empty_like(payload)
+    heads, seeds, out = page_keys(NUM_PAGES, 0), count(1), np.empty_like(payload)
     buffer = bytearray(NUM_PAGES * (BLOCK + padded(PAGE_BYTES)))  # touched: no page faults are measured
     with PageStore.open(directory, IDENTITY, max_bytes=4 << 30) as store:
         store.put(heads, payload)
-        _say("put, with fdatasync", lambda: store.put(prompt(NUM_PAGES, next(seeds)), payload))
-        _say("read from the disk", lambda: store.read(heads, out))
-        _say("  one preadv of as many bytes", lambda: _raw_read(directory, buffer, drop=True))
+        _print_time("put, with fdatasync", lambda: store.put(page_keys(NUM_PAGES, next(seeds)), payload))
+        _print_time("read from the disk", lambda: store.read(heads, out))
+        _print_time("  one preadv of as many bytes", lambda: _read_segment(directory, buffer, drop=True))
     with PageStore.open(directory, IDENTITY, max_bytes=4 << 30, files=CachedFiles()) as store:
-        _say("read from the page cache", lambda: store.read(heads, out))
-        _say("  one preadv of as many bytes", lambda: _raw_read(directory, buffer, drop=False))
+        _print_time("read from the page cache", lambda: store.read(heads, out))
+        _print_time("  one preadv of as many bytes", lambda: _read_segment(directory, buffer, drop=False))
     assert (out == payload).all()
 
 
-def _raw_read(directory: Path, buffer: bytearray, *, drop: bool) -> None:
+def _read_segment(directory: Path, buffer: bytearray, *, drop: bool) -> None:
+    """Fill the buffer from the store's first file by one `preadv`; `drop` drops the file from the page cache."""
     segment = Segment(1, IDENTITY)
     fd = os.open(directory / segment.name, os.O_RDONLY)
     os.preadv(fd, [buffer], segment.num_header_blocks * BLOCK)
@@ -82,13 +84,15 @@ def _raw_read(directory: Path, buffer: bytearray, *, drop: bool) -> None:
     os.close(fd)
 
 
-def _say(what: str, do: Callable[[], object]) -> None:
+def _print_time(what: str, do: Callable[[], object]) -> None:
+    """Print the median time of an action, which stores or reads all pages, and its bytes per second."""
     do()
     seconds = median(_seconds(do) for _ in range(ROUNDS))
     print(f"{what:<32} {seconds * 1e3:7.2f} ms  {NUM_PAGES * PAGE_BYTES / seconds / 1e9:6.2f} GB/s")
 
 
 def _seconds(do: Callable[[], object]) -> float:
+    """Return the seconds that an action takes."""
     begun = perf_counter()
     do()
     return perf_counter() - begun

@@ -66,7 +66,10 @@ def main() -> None:
 def one_round(
     artifact: Artifact, directory: Path, num_tokens: int, disks: Sequence[str], *, seed: int
 ) -> dict[str, FirstToken]:
-    """Return seconds to the first token by `disk way`; `recompute` is without a disk. The directory is empty."""
+    """Return the time to the first token by `DISK load` and `DISK planner`, and by `recompute` without a disk.
+
+    `load` loads all pages at any rate; `planner` decides as the engine does. The directory must be empty.
+    """
     prompts = Prompts(seed, artifact.manifest.model.vocab_size)
     ids, warm_up = prompts.ids(num_tokens), prompts.ids(256)
     with Engine(artifact, max_num_seqs=2) as engine:

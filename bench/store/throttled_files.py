@@ -45,6 +45,7 @@ class ThrottledFiles:
         self.written_bytes = 0
 
     def preadv(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Read like the files within; count the bytes, and wait as a slower disk would take."""
         num_bytes = self._files.preadv(fd, buffers, offset)
         with self._lock:
             self.read_bytes += num_bytes
@@ -52,6 +53,7 @@ class ThrottledFiles:
         return num_bytes
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write like the files within; count the bytes, and wait as a slower disk would take."""
         num_bytes = self._files.pwritev(fd, buffers, offset)
         with self._lock:
             self.written_bytes += num_bytes
@@ -89,6 +91,7 @@ class ThrottledFiles:
         self._files.fsync_dir(path)
 
     def _wait(self, num_bytes: int) -> None:
+        """Wait until the slower disk would have moved `num_bytes` more bytes, after a free burst."""
         if self._bytes_per_s is None:
             return
         with self._lock:

@@ -115,7 +115,7 @@ _COLUMNS = ("", "tokens/s", "min-max", "GB/s", "of memory", "GOP/s", "of integer
 
 
 def table(figures: Sequence[Measured]) -> Iterator[str]:
-    """Yield the lines of the table, one for each figure."""
+    """Yield the lines of the table: its header, then one for each figure."""
     rows = [_COLUMNS, *map(_row, figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
@@ -124,6 +124,7 @@ def table(figures: Sequence[Measured]) -> Iterator[str]:
 
 
 def _row(measured: Measured) -> tuple[str, ...]:
+    """Return the cells of a figure: name, speed and its range, shares of the machine's limits, and rounds."""
     median, values = measured.median, measured.tokens_per_s
     return (
         measured.name,

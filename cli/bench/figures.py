@@ -134,9 +134,9 @@ class Rounds:
         self._prompts: dict[int, list[int]] = {}  # the last computed prompt of each length
 
     def measure(self) -> list[Measured]:
-        """Measure for `seconds`, in one to five rounds."""
+        """Measure each figure in one to five rounds, in about `seconds`. Returns a result for each figure."""
         started = self._clock()
-        cost = self._chosen()
+        cost = self._choose_figures()
         found = {figure: Measured(figure.name) for figure in cost}
         for number in range(_MAX_ROUNDS):
             for figure, measured in found.items():
@@ -152,7 +152,7 @@ class Rounds:
                 break
         return list(found.values())
 
-    def _chosen(self) -> dict[Figure, float]:
+    def _choose_figures(self) -> dict[Figure, float]:
         """Return the figures that fit into context and time, with the expected seconds of each."""
         prompt = self._ids(_WARM_UP_PROMPT)
         prefill_per_s = _WARM_UP_PROMPT / self._timer.prefill(prompt)

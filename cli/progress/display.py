@@ -89,7 +89,7 @@ class ProgressDisplay:
             self._write(lambda: self._output.say(line))
 
     def tick(self) -> None:
-        """Update the time, if the last line is old enough."""
+        """Redraw the line with the elapsed time, unless it was written less than `interval_s` ago."""
         with self._lock:
             now = self._clock()
             if now - self._shown >= self._output.interval_s:
@@ -115,10 +115,12 @@ class ProgressDisplay:
             self._write(lambda: self._output.close(status, is_done=error is None))
 
     def _run(self) -> None:
+        """Call `tick` regularly until the display ends; the thread's function."""
         while not self._ended.wait(_TICK_S):
             self.tick()
 
     def _show(self, now: float) -> None:
+        """Write the status at the time `now`."""
         self._shown = now
         status = self._status(now)
         self._write(lambda: self._output.show(status))
@@ -132,6 +134,7 @@ class ProgressDisplay:
                 self._is_read = False
 
     def _end_stage(self, now: float) -> None:
+        """Show the current stage as complete, with its duration and mean rate. Does nothing before the first stage."""
         if self._progress is not None:
             self._progress = dataclasses.replace(self._progress, done=self._progress.total)
             self._shown = now
@@ -139,6 +142,7 @@ class ProgressDisplay:
             self._write(lambda: self._output.end_stage(status))
 
     def _status(self, now: float) -> Status:
+        """Return what to show now: the stage, the finished fraction, the rate, elapsed and remaining seconds."""
         progress = self._progress
         if progress is not None:
             self._fraction = max(self._fraction, progress.fraction)
@@ -148,11 +152,12 @@ class ProgressDisplay:
             bytes_per_s=self._pace.bytes_per_s(now),
             elapsed_s=now - self._started,
             stage_s=now - self._stage_started,
-            rest_s=self._pace.rest_s(now),
+            remaining_s=self._pace.remaining_s(now),
         )
 
 
 def _columns_of(stream: TextIO) -> int:
+    """Return the width of a stream's terminal in characters; `_DEFAULT_COLUMNS` if it is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
     except (OSError, ValueError):

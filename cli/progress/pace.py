@@ -32,7 +32,7 @@ class Pace:
         self._recent: deque[tuple[float, int]] = deque()  # times and units done in this stage, over at least _RATE_S
 
     def update(self, progress: Progress, now: float) -> None:
-        """Record the progress at the time `now`."""
+        """Record the progress at the time `now`, from which rates and the remaining time are estimated."""
         before = self._progress
         if before is None or progress.stage != before.stage:
             if before is not None and (stage := _stage_of(before)) is not None:
@@ -54,12 +54,12 @@ class Pace:
         return (self._progress.done - done) / passed if passed >= _EVIDENCE_S and began < self._updated else None
 
     def mean_bytes_per_s(self, now: float) -> float | None:
-        """Return the rate of the whole stage, which ends now; None if it does not count bytes."""
+        """Return the mean rate of the current stage, which ends now; None if it does not count bytes."""
         if self._progress is None or self._progress.unit not in _BYTES or now <= self._stage_started:
             return None
         return self._progress.total / (now - self._stage_started)
 
-    def rest_s(self, now: float) -> float | None:
+    def remaining_s(self, now: float) -> float | None:
         """Return the remaining seconds of the compile; None if unknown."""
         progress = self._progress
         current = None if progress is None else _stage_of(progress)
@@ -90,4 +90,5 @@ class Pace:
 
 
 def _stage_of(progress: Progress) -> Stage | None:
+    """Return the stage that `progress` is in; None if it is not among the expected stages."""
     return next((stage for stage in progress.stages if stage.name == progress.stage), None)

@@ -147,7 +147,7 @@ def usable_specs(
             if not entry.is_found:
                 raise
             is_short = True
-            warn(f"{entry.called} is left out: {error}")
+            warn(f"{entry.client_name} is left out: {error}")
     if is_short and not specs:
         raise InvalidParameter("no model is left to serve; the warnings name what is wrong with each")
     return specs

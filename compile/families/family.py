@@ -177,7 +177,10 @@ class Family:
         return config.num_hidden_layers
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of tensors that are parts of larger ones, by the model's names."""
+        """Split tensors of a file that the model has as several: return, by the model's names, their rows in the file.
+
+        A view is a range of rows of a stored tensor. Tensors that are stored alone and unchanged are left out.
+        """
         return {}
 
     def _plain_view(self, decoder: Decoder, name: str, format_: Format) -> Views:

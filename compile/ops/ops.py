@@ -120,7 +120,7 @@ class Ops:
         self._latent.append(queries, latent, spec)
 
     def keep_hidden(self, x: RowBuffer, kv_layer: int) -> None:
-        """Append the step's hidden states to the pool."""
+        """Append the step's hidden states to the KV pool, as rows of the KV layer of an MTP head."""
         layout = self._layout.of_layer(kv_layer)
         self.program.call(
             ("keep_hidden", layout, x.stride),

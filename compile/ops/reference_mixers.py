@@ -82,7 +82,7 @@ def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:
 
 
 def _rounded(x: Array, limit: int) -> Array:
-    """Return rows rounded to codes in `[-limit, limit]` with a scale for each row."""
+    """Return `x` with each row rounded to multiples of a scale: codes in `[-limit, limit]`, multiplied by it again."""
     largest = _largest(x)
     rounded: Array = (np.rint(x * (limit / largest)) * (largest / limit)).astype(x.dtype)
     return rounded

@@ -184,9 +184,9 @@ def default_num_threads() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Return the least CPU quota of this process's control groups and those above; infinity if none limits it.
+    """Return the number of CPUs that control groups allow this process: the smallest quota of its own and those above.
 
-    `root` is the directory that contains `/proc` and the mounted groups.
+    Returns infinity if none limits it. `root` is the directory that contains `/proc` and the mounted groups.
     """
     return min((_quota(group) for group in _groups(root)), default=math.inf)
 

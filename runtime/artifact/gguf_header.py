@@ -111,4 +111,5 @@ def _after_value(data: mmap.mmap, at: int, type_id: int) -> int | None:
 
 
 def _after_string(data: mmap.mmap, at: int) -> int:
+    """Return the offset after a string: a length and its bytes."""
     return at + _U64.size + int(_U64.unpack_from(data, at)[0])

@@ -81,6 +81,7 @@ def no_weights(path: Path) -> SourceNotFound:
 
 
 def _is_model(path: Path) -> bool:
+    """Return whether an entry of a folder is a model of its own."""
     if path.is_dir():
         return is_model_directory(path)
     is_first = part_names(path.name)[0] == path.name
@@ -88,10 +89,12 @@ def _is_model(path: Path) -> bool:
 
 
 def _is_artifact(path: Path) -> bool:
+    """Return whether a path is an artifact, by its name or its manifest."""
     return path.name.endswith(SUFFIX) or (path / MANIFEST).is_file()
 
 
 def _check_directory(path: Path) -> None:
+    """Raise a SourceError if a checkpoint is incomplete or damaged, or the directory is none."""
     if not is_model_directory(path):
         raise no_model(path)
     config = path / CONFIG

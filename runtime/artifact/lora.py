@@ -82,7 +82,7 @@ class LoraInfo(Strict, frozen=True, kw_only=True):
         return self.stride * (4 if self.dtype == "f32" else 2)
 
     def places(self) -> Iterator[tuple[LoraPlace, ...]]:
-        """Yield where an adapter has the matrices of each group."""
+        """Yield, for each group, the places of its matrices in the memory of one adapter."""
         number, first = 0, 0
         for group in self.groups:
             places = []

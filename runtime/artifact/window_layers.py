@@ -26,9 +26,9 @@ class WindowLayers:
 
     @classmethod
     def of(cls, model: ModelConfig, layout: KVLayout) -> Self | None:
-        """Return the window layers of a model; None if it has none, or keeps states.
+        """Return the layers of a model whose KV is read in a sliding window only; None if there are none.
 
-        Models with states resume only after tokens of their own.
+        Also None if the model has recurrent states, because such models resume only after tokens of their own.
         """
         spans = defaultdict[int, list[int | None]](list)  # windows of all layers that read each layer's rows
         for layer, config in enumerate(model.all_layers):

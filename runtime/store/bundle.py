@@ -45,9 +45,13 @@ class PageSource(Protocol):
     """A source of pages to export: a `PageStore`, or `StoredPages` while a server writes the store."""
 
     @property
-    def identity(self) -> StoreIdentity: ...
+    def identity(self) -> StoreIdentity:
+        """The identity of all its pages."""
+        ...
 
-    def read(self, page_keys: Sequence[PageKey], out: NDArray[np.uint8]) -> int: ...
+    def read(self, page_keys: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
+        """Fill `out` with pages; return how many of the first ones are valid."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,9 @@ def export_bundle(source: PageSource, page_keys: Sequence[PageKey], path: str | 
             "pages that were computed with a LoRA adapter are not exported, because a bundle does not name it; export "
             "pages of the model without an adapter"
         )
-    ordered, parents = _in_order(page_keys)
+    ordered, parents = _sort_pages(page_keys)
     identity, path = source.identity, Path(path)
-    checksums = [checksum(row.data) for rows in _payloads(source, ordered) for row in rows]
+    checksums = [checksum(row.data) for rows in _read_payloads(source, ordered) for row in rows]
     pages = b"".join(
         _PAGE.pack(parent, pack_tokens(page.token_ids), page.generated, digest)
         for parent, page, digest in zip(parents, ordered, checksums, strict=True)
@@ -100,7 +104,7 @@ def export_bundle(source: PageSource, page_keys: Sequence[PageKey], path: str | 
         unnamed.unlink(missing_ok=True)  # an existing file would keep its mode
         with open(unnamed, "xb", opener=partial(os.open, mode=0o600)) as file:
             file.write(sealed(table, len(table) + CHECKSUM_BYTES))
-            for rows in _payloads(source, ordered):
+            for rows in _read_payloads(source, ordered):
                 file.write(rows.data)
             file.flush()
             sync_file(file.fileno())
@@ -138,6 +142,11 @@ class _Bundle:
 
     @classmethod
     def read(cls, file: BinaryIO, path: Path, wanted: StoreIdentity) -> _Bundle:
+        """Read and verify the table of a bundle with pages of the identity `wanted`.
+
+        Raises:
+            StoreMismatch, StoreCorrupt: see `import_bundle`.
+        """
         num_bytes = os.fstat(file.fileno()).st_size
         start = file.read(_START.size)
         if len(start) < _START.size or not start.startswith(_MAGIC):
@@ -153,7 +162,7 @@ class _Bundle:
             raise StoreCorrupt(f"{path} broke: its table is not what was written; export it again")
         identity = StoreIdentity.from_json(table[_START.size : _START.size + identity_bytes])
         if identity != wanted:
-            raise StoreMismatch(f"{path} is of another model: {_difference(identity, wanted)}")
+            raise StoreMismatch(f"{path} is of another model: {_describe_difference(identity, wanted)}")
         expected = table_bytes + num_pages * identity.page_bytes
         if expected != num_bytes:
             raise StoreCorrupt(f"{path} has {num_bytes} bytes, its {num_pages} pages need {expected}; export it again")
@@ -187,7 +196,7 @@ class _Bundle:
             yield first, rows
 
 
-def _in_order(page_keys: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
+def _sort_pages(page_keys: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
     """Sort pages with parents before children; return them and the index of each page's parent, -1 without one.
 
     The order depends on the tokens alone.
@@ -209,7 +218,12 @@ def _in_order(page_keys: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
     return ordered, [number[page.parent_key] for page in ordered]
 
 
-def _payloads(source: PageSource, page_keys: Sequence[PageKey]) -> Iterator[NDArray[np.uint8]]:
+def _read_payloads(source: PageSource, page_keys: Sequence[PageKey]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the payloads of pages in portions, `[N, page_bytes]`; a portion is valid until the next.
+
+    Raises:
+        StoreError: a page cannot be read.
+    """
     page_bytes = source.identity.page_bytes
     at_once = max(1, _BYTES_AT_ONCE // page_bytes)
     out = np.empty((min(at_once, len(page_keys)), page_bytes), np.uint8)
@@ -223,7 +237,8 @@ def _payloads(source: PageSource, page_keys: Sequence[PageKey]) -> Iterator[NDAr
         yield out[: len(some)]
 
 
-def _difference(found: StoreIdentity, wanted: StoreIdentity) -> str:
+def _describe_difference(found: StoreIdentity, wanted: StoreIdentity) -> str:
+    """Return the part of an error message that names the first field in which two identities differ."""
     ours, theirs = asdict(wanted), asdict(found)
     name = next(name for name in ours if ours[name] != theirs[name])
     return f"its {name} is {theirs[name]!s:.100}, this store's is {ours[name]!s:.100}; export it there again"

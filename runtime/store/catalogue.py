@@ -189,6 +189,8 @@ def verify(
 
 
 class _Verification:
+    """Reads all records of a store, and collects those that are bad."""
+
     def __init__(self, directory: Path, files: Files, index: Index, kinds: RecordKinds) -> None:
         self._directory = directory
         self._files = files
@@ -198,21 +200,22 @@ class _Verification:
         self._bad: dict[bytes, MissKind] = {}
 
     def report(self) -> VerifyReport:
-        """Return the result so far."""
+        """Return the numbers of pages and bytes read so far, and the bad records."""
         return VerifyReport(self._num_pages, self._num_bytes, Counter(self._bad.values()), frozenset(self._bad))
 
     def read(self, number: int, segment: Segment | None) -> None:
-        """Read the records of a segment; None is a segment whose header cannot be read."""
+        """Verify the records of a segment; None is a segment whose header cannot be read."""
         rows = self._index.rows_in(number)
         self._bad.update((key, "index") for key, row in rows.items() if row is None)
         whole = [row for row in rows.values() if row is not None]
         if segment is None:
-            self._note(whole, "gone")
+            self._add_bad(whole, "gone")
         else:
-            self._read_pages(segment, [row for row in whole if row.header.kind == Kind.PAGE])
-            self._read_others(segment, [row for row in whole if row.header.kind != Kind.PAGE])
+            self._verify_pages(segment, [row for row in whole if row.header.kind == Kind.PAGE])
+            self._verify_others(segment, [row for row in whole if row.header.kind != Kind.PAGE])
 
-    def _read_pages(self, segment: Segment, rows: list[RecordRow]) -> None:
+    def _verify_pages(self, segment: Segment, rows: list[RecordRow]) -> None:
+        """Read the pages of a segment; count them and their bytes, and collect those that are bad."""
         reader = PageReader(self._directory, self._files, segment.identity)
         page_bytes = segment.identity.page_bytes
         out, first = np.empty((max(1, min(len(rows), _BYTES_AT_ONCE // page_bytes)), page_bytes), np.uint8), 0
@@ -224,29 +227,30 @@ class _Verification:
                 self._num_bytes += result.num_bytes
                 first += result.num_read
                 if result.miss is not None:
-                    self._note(rows[first : first + 1], result.miss)
+                    self._add_bad(rows[first : first + 1], result.miss)
                     first += 1
         finally:
             reader.close()
 
-    def _read_others(self, segment: Segment, rows: list[RecordRow]) -> None:
+    def _verify_others(self, segment: Segment, rows: list[RecordRow]) -> None:
+        """Read the records of a segment that are not pages, and collect those that are bad."""
         if not rows:
             return
         try:
             fd = self._files.open(self._directory / segment.name)
         except FileNotFoundError:
-            self._note(rows, "gone")
+            self._add_bad(rows, "gone")
             return
         try:
             for row in rows:
-                miss = self._wrong(segment, fd, row)
+                miss = self._fault_of(segment, fd, row)
                 if miss is not None:
-                    self._note([row], miss)
+                    self._add_bad([row], miss)
         finally:
             self._files.close(fd)
 
-    def _wrong(self, segment: Segment, fd: int, row: RecordRow) -> MissKind | None:
-        """Return what is wrong with a record that is not a page; None if it is valid."""
+    def _fault_of(self, segment: Segment, fd: int, row: RecordRow) -> MissKind | None:
+        """Read a record that is not a page; return what is wrong with it, None if it is valid."""
         record = read_record(self._files, fd, row.place.block)
         if record is None:
             return "header"
@@ -267,7 +271,7 @@ class _Verification:
         self._num_bytes += num_bytes
         return miss
 
-    def _note(self, rows: list[RecordRow], kind: MissKind) -> None:
-        """Count records as bad if the index still has them in the same place."""
+    def _add_bad(self, rows: list[RecordRow], kind: MissKind) -> None:
+        """Collect records as bad for a reason, unless the index has removed or moved them meanwhile."""
         now = self._index.find([row.header.key for row in rows])
         self._bad.update((row.header.key, kind) for row in rows if now.get(row.header.key) == row.place)

@@ -133,7 +133,7 @@ class Evictor:
         whole = [row for row in rows.values() if row is not None]
         num_blocks = segment.num_blocks - self.log.segments[number].num_header_blocks
         kept = kept_rows(whole, sealed_at, int(num_blocks * _MAX_KEPT_SHARE))
-        return self._retire(number, rows, list(kept), use)
+        return self._remove_records(number, rows, list(kept), use)
 
     def drop(self, number: int, use: int) -> list[RecordLocation]:
         """Remove a segment, its file first, so that the index has space to change; return the records that are gone."""
@@ -141,31 +141,34 @@ class Evictor:
             self.log.seal(use)
         with contextlib.suppress(FileNotFoundError):
             self.files.unlink(self.log.directory / self.log.segments[number].name)
-        return self._retire(number, self.index.rows_in(number), [], use)
+        return self._remove_records(number, self.index.rows_in(number), [], use)
 
     def compact(self, number: int, use: int) -> list[RecordLocation]:
         """Remove a segment, but keep all its valid records; return the other records."""
         if number == self.log.active:
             self.log.seal(use)
         rows = self.index.rows_in(number)
-        return self._retire(number, rows, [row for row in rows.values() if row is not None], use)
+        return self._remove_records(number, rows, [row for row in rows.values() if row is not None], use)
 
     def remove_empty(self, numbers: Iterable[int]) -> list[int]:
         """Remove those of these segments that have no record left, except the active one; return their numbers."""
         there = set(numbers) & self.log.segments.keys() - {self.log.active}
         empty = self.index.are_empty(sorted(there))
         for number in empty:
-            self._remove(number)
+            self._remove_segment(number)
         return empty
 
-    def _retire(self, number: int, keys: Iterable[bytes], kept: Sequence[RecordRow], use: int) -> list[RecordLocation]:
-        """Remove a segment with all its records, except those copied to the newest segment; return the lost records.
+    def _remove_records(
+        self, number: int, keys: Iterable[bytes], kept: Sequence[RecordRow], use: int
+    ) -> list[RecordLocation]:
+        """Remove a segment with the records `keys`, except the `kept` ones, which are copied to the newest segment.
 
-        A single record is never copied.
+        Returns the lost records: also kept ones that are damaged, or that a full disk has no room for. A single record
+        is never copied.
         """
         segment = self.log.segments[number]
         try:
-            moved = [] if segment.is_single else list(self._move(segment, kept, use))
+            moved = [] if segment.is_single else list(self._copy_valid(segment, kept, use))
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
@@ -175,15 +178,16 @@ class Evictor:
             removed = self.index.remove(set(keys) - {row.header.key for row in moved})
             self.log.doom(number)
             self.index.put_segments(self.log.take_changed())
-        self._remove(number)
+        self._remove_segment(number)
         return removed
 
-    def _remove(self, number: int) -> None:
+    def _remove_segment(self, number: int) -> None:
+        """Remove a segment's file and its row in the index."""
         self.log.remove(number)
         self.index.remove_segment(number)
 
-    def _move(self, segment: Segment, rows: Sequence[RecordRow], use: int) -> Iterator[RecordRow]:
-        """Copy valid records to the newest segment; yield their new rows."""
+    def _copy_valid(self, segment: Segment, rows: Sequence[RecordRow], use: int) -> Iterator[RecordRow]:
+        """Copy records that are valid to the newest segment; yield their new rows."""
         pages = [row for row in rows if row.header.kind == Kind.PAGE]
         others = [row for row in rows if row.header.kind != Kind.PAGE]  # these have no payload
         reader = PageReader(self.log.directory, self.files, segment.identity)
@@ -196,15 +200,19 @@ class Evictor:
                 read = reader.read([row.header.page for row in some], [row.place for row in some], payload)
                 some = some[: read.num_read]
                 records = [(row.header, out.data) for row, out in zip(some, payload, strict=False)]
-                yield from self._append(segment, records, some, use)
+                yield from self._append_moved(segment, records, some, use)
                 first += read.num_read + (read.miss is not None)
         finally:
             reader.close()
-        yield from self._append(segment, [(row.header, memoryview(b"")) for row in others], others, use)
+        yield from self._append_moved(segment, [(row.header, memoryview(b"")) for row in others], others, use)
 
-    def _append(
+    def _append_moved(
         self, segment: Segment, records: Sequence[tuple[RecordHeader, memoryview]], rows: Sequence[RecordRow], use: int
     ) -> Iterator[RecordRow]:
+        """Append records that were read from `segment` to the newest segment; return their new rows.
+
+        `rows` are their old rows, whose time of last use they keep. `use` is the current count of uses.
+        """
         moved = self.log.append(segment.identity, records, use)
         return (replace(new, last_used=old.last_used) for new, old in zip(moved, rows, strict=True))
 

@@ -123,19 +123,22 @@ class OSFiles:
 
 def write_all(files: Files, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Write all of `buffers` from `offset` on, in as many calls as needed; return the number of bytes written."""
-    return _move_all(files.pwritev, fd, buffers, offset)
+    return _repeat_until_done(files.pwritev, fd, buffers, offset)
 
 
 def read_all(files: Files, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     """Fill all of `buffers` from `offset` on; return the number of bytes read before the file ended."""
-    return _move_all(files.preadv, fd, buffers, offset)
+    return _repeat_until_done(files.preadv, fd, buffers, offset)
 
 
-class _Move(Protocol):
+class _TransferCall(Protocol):
+    """`Files.preadv` or `Files.pwritev`, which can transfer fewer bytes than requested."""
+
     def __call__(self, fd: int, buffers: Sequence[Buffer], offset: int, /) -> int: ...
 
 
-def _move_all(move: _Move, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+def _repeat_until_done(move: _TransferCall, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """Call `move` until all bytes of `buffers` are read or written, or it moves none; return their number."""
     waiting = [memoryview(buffer) for buffer in buffers if len(buffer)]
     first, done = 0, 0
     while first < len(waiting):
@@ -203,10 +206,11 @@ def read_secret(directory: Path) -> bytes:
         secret = path.read_bytes()
     except FileNotFoundError:
         secret = b""
-    return secret if len(secret) == _SECRET_BYTES else _make_secret(path)
+    return secret if len(secret) == _SECRET_BYTES else _create_secret(path)
 
 
-def _make_secret(path: Path) -> bytes:
+def _create_secret(path: Path) -> bytes:
+    """Write a new secret to `path`, so that it survives a power loss; return it."""
     secret = secrets.token_bytes(_SECRET_BYTES)
     unnamed = path.with_suffix(".new")
     fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -265,6 +265,7 @@ class Index:
         return num_cut, int(self._sql.execute(sql, (number,)).fetchone()[0])
 
     def _rows_with(self, which: str, values: Sequence[bytes | int]) -> list[RecordRow]:
+        """Return the records whose column `which` has one of these values, except damaged rows."""
         rows: list[RecordRow | None] = []
         for first in range(0, len(values), _NUM_KEYS):
             some = values[first : first + _NUM_KEYS]
@@ -274,11 +275,13 @@ class Index:
         return [row for row in rows if row is not None]
 
     def _locations(self, which: str, keys: Sequence[bytes]) -> Iterator[RecordLocation]:
+        """Yield the locations of the records whose column `which` has one of these keys."""
         for first in range(0, len(keys), _NUM_KEYS):
             some = keys[first : first + _NUM_KEYS]
             yield from self._all_locations(f"{which} IN ({','.join('?' * len(some))})", some)
 
     def _all_locations(self, where: str, values: Sequence[bytes] = ()) -> list[RecordLocation]:
+        """Return the locations of the records that an SQL condition selects, except damaged rows."""
         columns = "key, kind, parent, segment, block, num_blocks"
         rows = self._sql.execute(f"SELECT {columns} FROM records WHERE {where}", values)
         return [
@@ -288,6 +291,7 @@ class Index:
         ]
 
     def _rows(self, where: str, *values: bytes | int) -> dict[bytes, RecordRow | None]:
+        """Return the records that an SQL condition selects by key; None for damaged rows."""
         rows = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", values)
         return {row[0]: RecordRow.of(row) for row in rows}
 

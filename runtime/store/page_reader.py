@@ -83,9 +83,10 @@ class PageReader:
     def _read_extent(
         self, pages: Sequence[PageKey], places: Sequence[BlockRange], out: NDArray[np.uint8], result: ReadResult
     ) -> None:
+        """Read adjacent pages at once, and add the valid ones, the bytes and the first fault to `result`."""
         first = places[0]
         try:
-            fd = self._fd(first.segment)
+            fd = self._descriptor_of(first.segment)
         except FileNotFoundError:
             result.miss = "gone"
             return
@@ -99,12 +100,13 @@ class PageReader:
             if got < (i + 1) * self._record_bytes:
                 result.miss = "short"
             else:
-                result.miss = self._wrong(self._headers[i].data, out[i].data, page, place)
+                result.miss = self._fault_of(self._headers[i].data, out[i].data, page, place)
             if result.miss is not None:
                 return
             result.num_read += 1
 
-    def _wrong(self, block: Buffer, payload: Buffer, page: PageKey, place: BlockRange) -> MissKind | None:
+    def _fault_of(self, block: Buffer, payload: Buffer, page: PageKey, place: BlockRange) -> MissKind | None:
+        """Return what is wrong with the page that was read from a place; None if it is `page`, undamaged."""
         record = Record.decode(block)
         if record is None:
             return "header"
@@ -113,7 +115,8 @@ class PageReader:
             return unlike
         return None if checksum(payload) == record.payload_checksum else "payload"
 
-    def _fd(self, segment: int) -> int:
+    def _descriptor_of(self, segment: int) -> int:
+        """Return the descriptor of a segment's file, which is opened when first needed."""
         fd = self._fds.get(segment)
         if fd is None:
             fd = self._fds[segment] = self.files.open(self.directory / Segment(segment, self.identity).name)
@@ -146,14 +149,14 @@ class ChainReader:
         Args:
             bad: keys that must not be found, though the index still has them.
         """
-        num_read, num_bytes, places = 0, 0, self._places(pages, bad)
+        num_read, num_bytes, places = 0, 0, self._find_places(pages, bad)
         while True:
             result = self._reader.read(pages[num_read:], places, out[num_read:])
             num_read, num_bytes = num_read + result.num_read, num_bytes + result.num_bytes
             if result.miss is None or result.miss == "absent":
                 return ChainRead(num_read, num_bytes, result.miss, None)
             was = places[result.num_read]
-            places = self._places(pages[num_read:], bad)
+            places = self._find_places(pages[num_read:], bad)
             if not places:  # evicted or discarded during the read
                 return ChainRead(num_read, num_bytes, "gone", None)
             if places[0] == was:  # not moved: the page itself is damaged
@@ -169,7 +172,7 @@ class ChainReader:
         self._reader.close()
         self._index.close()
 
-    def _places(self, pages: Sequence[PageKey], bad: Set[bytes]) -> list[BlockRange]:
+    def _find_places(self, pages: Sequence[PageKey], bad: Set[bytes]) -> list[BlockRange]:
         """Return the places of the first of `pages`, up to one that does not exist."""
         found = self._index.find([page.key for page in pages])
         places = (None if page.key in bad else found.get(page.key) for page in pages)

@@ -134,12 +134,12 @@ class PageStore:
         assert payload.shape == (len(page_keys), self.identity.page_bytes) and payload.dtype == np.uint8
         rows = np.ascontiguousarray(payload)
         records = [(RecordHeader.of_page(page), row.data) for page, row in zip(page_keys, rows, strict=True)]
-        return self._change(partial(self._writer.put, records, evicts=evicts))
+        return self._apply(partial(self._writer.put, records, evicts=evicts))
 
     def put_small(self, record: SmallRecord) -> PutResult:
         """Store an alias or a tool call, if its page is stored. It is evicted, dropped and discarded with that page."""
         header = record.header(self.identity)
-        return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
+        return PutResult() if header is None else self._apply(partial(self._writer.put, [(header, b"")]))
 
     def read(self, page_keys: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Read a chain of pages, or a part of one, and record its use; return how many first pages are valid.
@@ -174,7 +174,7 @@ class PageStore:
         Their bytes on disk are overwritten. For the thread that puts.
         """
         with self._state.erasing():
-            return list(self._change(partial(self._writer.drop, set(keys)), must_change=True).evicted)
+            return list(self._apply(partial(self._writer.drop, set(keys)), must_change=True).evicted)
 
     def discard(self, namespace: bytes) -> list[bytes]:
         """Remove all pages of a namespace, and overwrite them on disk; return their keys. For the thread that puts.
@@ -185,7 +185,7 @@ class PageStore:
             StoreOff: the store is off, and some of the pages can still exist.
         """
         with self._state.erasing():
-            discarded = list(self._change(partial(self._writer.discard, namespace), must_change=True).evicted)
+            discarded = list(self._apply(partial(self._writer.discard, namespace), must_change=True).evicted)
         if self._state.off_because is not None:
             raise StoreOff(
                 "the store is off, as /health says why: pages may still be on disk; "
@@ -196,14 +196,14 @@ class PageStore:
     def gc(self) -> GCReport:
         """Free the disk space of removed records. For the thread that puts."""
         before = self._writer.log.num_bytes
-        result = self._change(partial(self._writer.collect, self._kinds))
+        result = self._apply(partial(self._writer.collect, self._record_kinds))
         return GCReport(len(result.segments_removed), result.num_moved, before, self._writer.log.num_bytes)
 
     def verify(self) -> VerifyReport:
         """Read all records of this model; those that are not valid are not found again. For any thread."""
         with self._guard():
             if self._state.off_because is None:
-                report = verify(self.directory, self.files, self.identity, kinds=self._kinds)
+                report = verify(self.directory, self.files, self.identity, kinds=self._record_kinds)
                 self._state.add_bad(report.bad_keys)
                 return report
         return VerifyReport(0, 0, {})
@@ -224,7 +224,7 @@ class PageStore:
             return
         self._is_closed = True
         with self._write, self._read:
-            self._change(self._writer.finish)
+            self._apply(self._writer.finish)
             open_parts: list[StorePart | ChainReader | RecordWriter] = [*self.parts, self._reader, self._writer]
             for part in open_parts:
                 try:
@@ -253,20 +253,25 @@ class PageStore:
             yield from self._state.whole(rows_of(index), self._writer.segments())
 
     def _small_records(self, kind: type[AnySmallRecord]) -> Iterator[AnySmallRecord]:
+        """Return an iterator over the small records of a kind, the least recently used first."""
         rows = self._rows(lambda index: index.rows_of_kind(kind.kind).items())
         return (record for row in rows if (record := kind.of(row.header)) is not None)
 
     def _put_single(self, record: SingleRecord, page_keys: Sequence[PageKey]) -> PutResult:
         """Store a large record of these pages, if all of them are stored, in place of the record that it replaces."""
-        return self._change(partial(self._writer.put_single, record, [page.key for page in page_keys]))
+        return self._apply(partial(self._writer.put_single, record, [page.key for page in page_keys]))
 
-    def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult], *, must_change: bool = False) -> PutResult:
-        """Apply a change by the writer, after passing it the keys that were used and those that are bad."""
+    def _apply(self, change: Callable[[set[bytes], set[bytes]], PutResult], *, must_change: bool = False) -> PutResult:
+        """Call `change` with the keys that were used and those that are bad; return its effects, all of them counted.
+
+        First, segments are removed if the disk lacks space for any change of the index. Nothing is done if the store is
+        off.
+        """
         made = PutResult()
         with self._write, self._guard(must_change=must_change):
             if self._state.off_because is None:
-                made = self._changed(self._writer.keep_reserve())
-                result = self._changed(change(*self._state.for_writer()))
+                made = self._count_effects(self._writer.keep_reserve())
+                result = self._count_effects(change(*self._state.for_writer()))
                 return replace(
                     result,
                     evicted=(*(key for key in made.evicted if key not in result.stored), *result.evicted),
@@ -274,13 +279,14 @@ class PageStore:
                 )
         return made
 
-    def _changed(self, result: PutResult) -> PutResult:
-        """Count the effects of a change."""
+    def _count_effects(self, result: PutResult) -> PutResult:
+        """Count the effects of a change, tell the parts about removed segments, and return the effects."""
         self._state.add_put(result)
         for part in self.parts:
             part.removed(result.segments_removed)
         return result
 
     @property
-    def _kinds(self) -> RecordKinds:
+    def _record_kinds(self) -> RecordKinds:
+        """The kinds of records of all parts."""
         return {kind: about for part in self.parts for kind, about in part.kinds.items()}

@@ -56,7 +56,7 @@ class RecordWriter:
         self._asked_bytes = self.max_bytes
         self._evictor = Evictor(self.index, self.log, self.files)
         self.log.reopen()
-        self._evictor.remove_empty(self._singles())
+        self._evictor.remove_empty(self._single_segments())
 
     @classmethod
     def open(
@@ -98,7 +98,9 @@ class RecordWriter:
             missing -= self.log.rows[victim].num_blocks * BLOCK
             _LOGGER.warning("the disk of %s is full: segment %d makes room", self.log.directory, victim)
             is_ours = self._is_ours(victim)
-            made = made.then(self._removed(self._evictor.drop(victim, self._use), is_ours=is_ours, segments=(victim,)))
+            made = made.then(
+                self._summarize_removed(self._evictor.drop(victim, self._use), is_ours=is_ours, segments=(victim,))
+            )
         return replace(made, num_evicted=made.num_removed)
 
     def put(
@@ -114,11 +116,11 @@ class RecordWriter:
         Without `evicts`, no other record is evicted to make room.
         """
         headers = [header for header, _ in records]
-        before = self.settle(touched | _needed(headers), bad)
+        before = self.settle(touched | _keys_to_find(headers), bad)
         num_blocks = max((header.num_blocks(len(payload)) for header, payload in records), default=1)
         made, chosen = self._make_room(headers, num_blocks, evicts)
         there = self.index.find([header.key for header in headers])
-        rows = self._append([records[i] for i in chosen])
+        rows = self._append_if_room([records[i] for i in chosen])
         with self.index.transaction():
             self.index.put(rows)
             self.index.put_segments(self.log.take_changed())
@@ -151,7 +153,7 @@ class RecordWriter:
             return before
         while self.log.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
             before = before.then(self._evict(victim))
-        old = self.index.find([record.header.key]) | self._replaced(record, pages)
+        old = self.index.find([record.header.key]) | self._replaced_places(record, pages)
         try:
             row = self.log.append_single(self.identity, record, self._use)
         except OSError as error:
@@ -180,7 +182,7 @@ class RecordWriter:
         with self.index.transaction():
             self.index.uses.touch(touched, self._use)
             removed = self.index.remove(bad)
-        return self._removed(removed)
+        return self._summarize_removed(removed)
 
     def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> PutResult:
         """Remove records and all below them, and overwrite them: nothing of them stays on disk."""
@@ -191,7 +193,7 @@ class RecordWriter:
         there = places.keys() & self.log.segments.keys()
         for number in sorted(there, key=lambda number: self.log.segments[number].is_single):  # copies after their pages
             self.log.erase(number, places[number])
-        return self._forget(keys, touched, bad)
+        return self._remove_erased(keys, touched, bad)
 
     def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> PutResult:
         """Remove a namespace with LoRA adapters within it, and overwrite its records, also those that the index no
@@ -210,7 +212,7 @@ class RecordWriter:
                 places = self.log.places_of(number, namespace)
             if places:
                 self.log.erase(number, places)
-        return before.then(self._forget(rows, (), ()))
+        return before.then(self._remove_erased(rows, (), ()))
 
     def collect(self, kinds: RecordKinds, touched: set[bytes], bad: set[bytes]) -> PutResult:
         """Copy the remaining records of segments that lost some to new segments, and remove the old ones.
@@ -234,7 +236,7 @@ class RecordWriter:
             is_ours = self._is_ours(number)
             gone = self._evictor.compact(number, self._use)
             moved += max(0, num_pages.get(number, 0) - sum(record.kind == Kind.PAGE for record in gone))
-            result = result.then(self._removed(gone, is_ours=is_ours, segments=(number,)))
+            result = result.then(self._summarize_removed(gone, is_ours=is_ours, segments=(number,)))
         return replace(result, num_moved=moved)
 
     def close(self) -> None:
@@ -242,24 +244,28 @@ class RecordWriter:
         self.log.close()
         self.index.close()
 
-    def _forget(self, keys: Collection[bytes], touched: Collection[bytes], bad: Collection[bytes]) -> PutResult:
-        """Remove overwritten records from the index."""
+    def _remove_erased(self, keys: Collection[bytes], touched: Collection[bytes], bad: Collection[bytes]) -> PutResult:
+        """Remove records that were overwritten on disk from the index; return the effects."""
         before = self.settle(touched, bad)
         with self.index.transaction():
             removed = self.index.remove(keys)
         self.index.forget()
-        return before.then(self._removed(removed))
+        return before.then(self._summarize_removed(removed))
 
-    def _choose(self, headers: Sequence[RecordHeader]) -> list[int]:
-        """Return the indices of those `headers` that are new and can be found once stored."""
-        known, chosen = {NO_PARENT, *self.index.find(list(_needed(headers)))}, []
+    def _storable(self, headers: Sequence[RecordHeader]) -> list[int]:
+        """Return the indices of those `headers` that are not stored yet and have a stored or preceding parent."""
+        known, chosen = {NO_PARENT, *self.index.find(list(_keys_to_find(headers)))}, []
         for i, header in enumerate(headers):
             if header.key not in known and header.parent_key in known:
                 known.add(header.key)
                 chosen.append(i)
         return chosen
 
-    def _append(self, records: Sequence[tuple[RecordHeader, Buffer]]) -> list[RecordRow]:
+    def _append_if_room(self, records: Sequence[tuple[RecordHeader, Buffer]]) -> list[RecordRow]:
+        """Append records to the log, and return their rows.
+
+        If the disk is full, [] is returned, and `max_bytes` is lowered for a while.
+        """
         try:
             return self.log.append(self.identity, records, self._use)
         except OSError as error:
@@ -278,10 +284,10 @@ class RecordWriter:
         Headers are returned as indices. Records that were stored when this began can be evicted. They are then among
         those to be written again.
         """
-        made, chosen = PutResult(), self._choose(headers)
+        made, chosen = PutResult(), self._storable(headers)
         while evicts and not self._fits(len(chosen), num_blocks) and (victim := self._evictor.next_victim()):
             made = made.then(self._evict(victim))
-            chosen = self._choose(headers)
+            chosen = self._storable(headers)
         if evicts and chosen and not self.log.segments and not self._fits(1, num_blocks):
             raise OSError(errno.ENOSPC, f"No space left on device: {self.room.reserve_bytes} bytes are to stay free")
         while not self._fits(len(chosen), num_blocks):
@@ -289,23 +295,24 @@ class RecordWriter:
         return made, chosen
 
     def _make_room_for(self, num_bytes: int) -> PutResult:
-        """Evict the oldest segments until `num_bytes` bytes fit."""
+        """Evict the oldest segments until `num_bytes` bytes fit; return the effects."""
         made = PutResult()
         while not self._has_room_for(num_bytes) and (victim := self._evictor.next_victim()) is not None:
             made = made.then(self._evict(victim))
         return made
 
     def _evict(self, victim: int) -> PutResult:
-        """Evict a segment to free its space."""
+        """Evict a segment to free its space; return the effects."""
         is_ours = self._is_ours(victim)
         gone = self._evictor.evict(victim, self._use)
-        return self._removed(gone, is_ours=is_ours, segments=(victim,))
+        return self._summarize_removed(gone, is_ours=is_ours, segments=(victim,))
 
     def _has(self, keys: Sequence[bytes]) -> bool:
         """Return whether all of these records are stored."""
         return len(self.index.find(keys)) == len(set(keys))
 
     def _fits(self, num_records: int, num_blocks: int) -> bool:
+        """Return whether so many records fit into the store, with so many blocks each; none always fit."""
         num_bytes = self.log.bytes_for(self.identity, num_records, num_blocks)
         return num_records == 0 or self._has_room_for(num_bytes)
 
@@ -313,15 +320,16 @@ class RecordWriter:
         """Return whether `num_bytes` more bytes fit into the store, and the disk keeps its reserve."""
         return self.log.num_bytes + num_bytes <= self.max_bytes and self.room.has_room_for(num_bytes)
 
-    def _removed(
+    def _summarize_removed(
         self, records: Sequence[RecordLocation], *, is_ours: bool | None = None, segments: Sequence[int] = ()
     ) -> PutResult:
-        """Summarize removed records, and remove segments of large records that are now empty.
+        """Return the effects of removing records, and remove segments of single records that are now empty.
 
-        Other models' are not counted.
+        Other models' records are not counted.
 
         Args:
-            is_ours: whether the records are this model's, if their segment is gone.
+            is_ours: whether the records are this model's; None: look it up by their segments, which must still exist.
+            segments: segments that were removed with the records.
         """
         ours = [each for each in records if (self._is_ours(each.place.segment) if is_ours is None else is_ours)]
         pages = tuple(each.key for each in ours if each.kind == Kind.PAGE)
@@ -331,20 +339,23 @@ class RecordWriter:
         removed = (*segments, *self._evictor.remove_empty(singles))
         return PutResult(evicted=pages, lost_states=states, num_removed=len(pages), segments_removed=removed)
 
-    def _replaced(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, BlockRange]:
-        """Return the places of the records of `pages` that a new record of their kind replaces."""
+    def _replaced_places(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, BlockRange]:
+        """Return, by key, the places of those records of `pages` that a new record of their kind replaces."""
         if record.replaces is None:
             return {}
         rows = self.index.rows_below(pages, record.header.kind)
         return {row.header.key: row.place for row in rows if record.replaces(row.header)}
 
-    def _singles(self) -> set[int]:
+    def _single_segments(self) -> set[int]:
+        """Return the numbers of the segments that hold a single record."""
         return {number for number, segment in self.log.segments.items() if segment.is_single}
 
     def _is_ours(self, number: int) -> bool:
+        """Return whether a segment exists and holds records of this model."""
         segment = self.log.segments.get(number)
         return segment is not None and segment.identity == self.identity
 
 
-def _needed(headers: Sequence[RecordHeader]) -> set[bytes]:
+def _keys_to_find(headers: Sequence[RecordHeader]) -> set[bytes]:
+    """Return the keys and the parents' keys of headers."""
     return {key for header in headers for key in (header.key, header.parent_key)}

@@ -42,14 +42,14 @@ def recover(
     """
     segments = read_segments(directory, files)
     try:
-        return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=False)
+        return _open_and_recover(directory, files, log_of(), segments, clock, was_index_rebuilt=False)
     except (StoreCorrupt, StoreMismatch, sqlite3.Error) as error:
         if not segments if isinstance(error, StoreMismatch) else not is_broken(error):
             raise  # an index of another format, without segments of ours: the directory belongs to the other version
         fault = "has another version" if isinstance(error, StoreMismatch) else "is broken"
         _LOGGER.warning("%s %s; it is made again from the segments, whose pages stay", directory / INDEX, fault)
         remove_index(directory)
-        return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=True)
+        return _open_and_recover(directory, files, log_of(), segments, clock, was_index_rebuilt=True)
 
 
 def remove_index(directory: Path) -> None:
@@ -87,7 +87,7 @@ class DiskGuard:
         _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self._directory, error)
 
 
-def _recover(
+def _open_and_recover(
     directory: Path,
     files: Files,
     log: SegmentLog,
@@ -96,6 +96,7 @@ def _recover(
     *,
     was_index_rebuilt: bool,
 ) -> tuple[Index, SegmentLog, RecoveryReport]:
+    """Open the index, which is created if missing, and make it consistent with the segments; see `recover`."""
     if not (directory / INDEX).exists():
         remove_index(directory)  # SQLite's other files of a removed index
     index = Index.open(directory / INDEX)
@@ -137,9 +138,9 @@ class Recovery:
             for number, segment in segments.items():
                 row = known.get(number)
                 if segment is None or (row is not None and row.is_doomed):
-                    self._drop(paths[number], was_broken=segment is None)
+                    self._remove_segment(paths[number], was_broken=segment is None)
                 else:
-                    self._take(paths[number], segment, row, is_newest=number == newest)
+                    self._adopt_segment(paths[number], segment, row, is_newest=number == newest)
             for number in known.keys() - self._log.segments.keys():
                 self._count(num_cut=self._index.cut_segment(number, 0)[0])
                 self._index.remove_segment(number)
@@ -148,17 +149,19 @@ class Recovery:
             self._index.put_segments(self._log.take_changed())
         return self.report
 
-    def _drop(self, path: Path, *, was_broken: bool) -> None:
+    def _remove_segment(self, path: Path, *, was_broken: bool) -> None:
+        """Remove a segment that is broken, or whose removal had begun."""
         if was_broken:
             _LOGGER.warning("%s has no header that says whose pages it holds; its pages are lost", path)
             self._count(num_segments_dropped=1)
         self._files.unlink(path)
 
-    def _take(self, path: Path, segment: Segment, known: SegmentRow | None, *, is_newest: bool) -> None:
+    def _adopt_segment(self, path: Path, segment: Segment, known: SegmentRow | None, *, is_newest: bool) -> None:
+        """Add a segment to the log, and its records to the index."""
         fd = self._files.open(path)
         try:
             num_known = known.num_blocks if known is not None else segment.num_header_blocks
-            num_blocks = self._scan(segment, fd, num_known, payloads=is_newest)
+            num_blocks = self._scan_segment(segment, fd, num_known, payloads=is_newest)
         finally:
             self._files.close(fd)
         sealed_at = known.sealed_at if known is not None else None
@@ -167,7 +170,7 @@ class Recovery:
         begun_at = known.begun_at if known is not None else self._clock()
         self._log.adopt(segment, SegmentRow(segment.number, num_blocks, sealed_at, False, begun_at))
 
-    def _scan(self, segment: Segment, fd: int, num_known: int, *, payloads: bool) -> int:
+    def _scan_segment(self, segment: Segment, fd: int, num_known: int, *, payloads: bool) -> int:
         """Add the records of a segment that the index lacks; return the block after its last undamaged record.
 
         All records of older segments are known to have been written completely. Reads will find any damage in them.
@@ -191,6 +194,7 @@ class Recovery:
     def _count(
         self, *, num_adopted: int = 0, num_cut: int = 0, num_unreachable: int = 0, num_segments_dropped: int = 0
     ) -> None:
+        """Add to the counts of the report."""
         old = self.report
         self.report = replace(
             old,

@@ -85,7 +85,7 @@ class Segment:
         """
         block, stop, was_record = first, files.size(fd) // BLOCK, True
         while block < stop:
-            record = self._record(files, fd, block, stop)
+            record = self._read_own_record(files, fd, block, stop)
             if record is not None:
                 yield record if not payloads or self._has_payload(files, fd, record) else None
                 block = record.place.stop
@@ -95,7 +95,7 @@ class Segment:
                 block += 1
             was_record = record is not None
 
-    def _record(self, files: Files, fd: int, block: int, stop: int) -> Record | None:
+    def _read_own_record(self, files: Files, fd: int, block: int, stop: int) -> Record | None:
         """Return the complete record that begins at a block and names it as its place; None if there is none."""
         record = read_record(files, fd, block)
         if record is None or record.place.stop > stop or record.identity_digest != self.identity.digest:
@@ -105,6 +105,7 @@ class Segment:
         return record if (record.segment, record.block) == (self.number, block) else None
 
     def _has_payload(self, files: Files, fd: int, record: Record) -> bool:
+        """Return whether the payload of a page is undamaged; True for other records, which are not read."""
         if record.header.kind != Kind.PAGE:
             return True
         payload = bytearray(record.payload_bytes)

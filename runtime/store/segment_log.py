@@ -80,7 +80,7 @@ class SegmentLog:
         self.rows[segment.number] = row
         self._changed.add(segment.number)
         self._next_number = max(self._next_number, segment.number + 1)
-        self._count(segment, row.num_blocks)
+        self._count_blocks(segment, row.num_blocks)
 
     def reopen(self) -> None:
         """Continue to append to the segment that was not full; cut off anything after its last record."""
@@ -119,9 +119,9 @@ class SegmentLog:
                 places.append(BlockRange(segment.number, block, size))
                 block += size
             some = records[len(rows) : len(rows) + len(places)]
-            self._write(segment, fd, some, places)
-            self._change(replace(self.rows[segment.number], num_blocks=block))
-            self._count(segment, block - places[0].block)
+            self._write_records(segment, fd, some, places)
+            self._set_row(replace(self.rows[segment.number], num_blocks=block))
+            self._count_blocks(segment, block - places[0].block)
             rows += [RecordRow(header, place, use) for (header, _), place in zip(some, places, strict=True)]
         return rows
 
@@ -166,7 +166,7 @@ class SegmentLog:
         if self._active is not None:
             segment = self._active[0]
             self.close()
-            self._change(replace(self.rows[segment.number], sealed_at=use))
+            self._set_row(replace(self.rows[segment.number], sealed_at=use))
 
     def places_of(self, number: int, namespace: bytes) -> list[BlockRange]:
         """Return the places of the records of a namespace and of LoRA adapters within it in a segment, also of those
@@ -200,14 +200,14 @@ class SegmentLog:
             self._files.close(fd)
 
     def doom(self, number: int) -> None:
-        """Record that a segment will be removed."""
-        self._change(replace(self.rows[number], is_doomed=True))
+        """Record in the segment's row that it will be removed, so that recovery does so after a crash."""
+        self._set_row(replace(self.rows[number], is_doomed=True))
 
     def remove(self, number: int) -> None:
         """Remove a segment's file, which can be gone already; readers that have it open can continue."""
         segment, row = self.segments.pop(number), self.rows.pop(number)
         self._changed.discard(number)
-        self._count(segment, -row.num_blocks)
+        self._count_blocks(segment, -row.num_blocks)
         with contextlib.suppress(FileNotFoundError):
             self._files.unlink(self.directory / segment.name)
 
@@ -232,9 +232,10 @@ class SegmentLog:
         self.adopt(segment, SegmentRow(segment.number, segment.num_header_blocks, None, False, self._clock()))
         return segment, fd
 
-    def _write(
+    def _write_records(
         self, segment: Segment, fd: int, records: Sequence[tuple[RecordHeader, Buffer]], places: Sequence[BlockRange]
     ) -> None:
+        """Write records to their places, and wait until they survive a power loss. Cuts them off again on an error."""
         buffers: list[Buffer] = []
         for (header, payload), place in zip(records, places, strict=True):
             num_bytes, digest = len(payload), segment.identity.digest
@@ -250,10 +251,12 @@ class SegmentLog:
             raise
         self._files.drop_cache(fd, start, places[-1].stop * BLOCK - start)
 
-    def _change(self, row: SegmentRow) -> None:
+    def _set_row(self, row: SegmentRow) -> None:
+        """Replace the row of a segment, and remember it for `take_changed`."""
         self.rows[row.number] = row
         self._changed.add(row.number)
 
-    def _count(self, segment: Segment, num_blocks: int) -> None:
+    def _count_blocks(self, segment: Segment, num_blocks: int) -> None:
+        """Add blocks of a segment to the sizes of the log; a negative number is subtracted."""
         self.num_bytes += num_blocks * BLOCK
         self.num_single_bytes += num_blocks * BLOCK * segment.is_single

@@ -90,7 +90,7 @@ class StoredStates:
         self._state, self._guard, self._put = singles.state, singles.guard, singles.put
 
     def put(self, page: PageKey, state: NDArray[np.uint8]) -> PutResult:
-        """Store the state after a page that is stored; it is evicted, dropped and discarded with that page, or before.
+        """Store the recurrent state after a stored page; it is removed with that page, or before.
 
         For the thread that puts. All states take at most half of the store.
         """
@@ -107,6 +107,7 @@ class StoredStates:
         return False
 
     def _read(self, page: PageKey, out: NDArray[np.uint8]) -> bool:
+        """Read the state after a page, and count a miss if there is none or if it is bad; see `read`."""
         key = state_key(self._identity, page.key)
         with closing(Index.open_to_read(self._directory / INDEX)) as index:
             row = next((row for row in index.rows_below([page.key], Kind.STATE) if row.header.key == key), None)

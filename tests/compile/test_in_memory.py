@@ -46,7 +46,7 @@ def fresh(tiny_source: Path, output: Path, place: InMemory) -> Iterator[FreshArt
 def statuses(place: InMemory, output: Path, monkeypatch: pytest.MonkeyPatch) -> Statuses:
     """Keep the artifact, and return what the parent is told; the lock is gone then."""
     monkeypatch.setattr(in_memory, "be_idle", lambda: None)
-    monkeypatch.setattr(in_memory, "_be_silent", lambda: None)
+    monkeypatch.setattr(in_memory, "_close_stderr", lambda: None)
 
     def statuses(check_weights: Callable[[], object]) -> list[str]:
         lock = output.with_suffix(".lock")

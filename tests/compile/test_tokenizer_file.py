@@ -57,7 +57,7 @@ def is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_process_reads_the_same(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = (tiny_source / "tokenizer.json").read_text(encoding="utf-8")
     expected = compact_tokenizer(plain), profile_tokenizer(plain).to_dict()
-    monkeypatch.setattr(module, "_read", None)  # nothing is read in this process
+    monkeypatch.setattr(module, "_read_document", None)  # nothing is read in this process
     made = tokenizer_file(plain)
     assert (made.text, made.profile) == expected
 

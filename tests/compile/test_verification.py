@@ -69,12 +69,12 @@ def test_a_tensor_of_another_layer_is_found_in_any_layer(
 ) -> None:
     """The writer takes one layer's output matrix for another's, which has the same shape and type."""
     name, other = (f"model.layers.{index}.self_attn.o_proj.weight" for index in (layer, (layer + 2) % NUM_LAYERS))
-    real = weights_file.WeightsWriter._packed
+    real = weights_file.WeightsWriter._pack
 
     def packed(self: Any, strip: Any) -> Any:
         return real(self, replace(strip, name=other) if strip.name == name else strip)
 
-    monkeypatch.setattr(weights_file.WeightsWriter, "_packed", packed)
+    monkeypatch.setattr(weights_file.WeightsWriter, "_pack", packed)
     with pytest.raises(VerificationFailed, match=rf"layers\.{layer}\.self_attn\.o_proj\.weight .* differs"):
         compiled(deep, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -96,11 +96,11 @@ def test_a_kernel_that_computes_something_else_is_found(
 
 
 def test_a_large_vocabulary_is_compared_in_runs() -> None:
-    runs = verification._vocabulary(151_936)
+    runs = verification._compared_tokens(151_936)
     assert runs is not None and len(runs) == 64
     assert all(run.stop - run.start == 64 for run in runs) and runs[0].start >= 0 and runs[-1].stop <= 151_936
     assert all(run.stop <= after.start for run, after in pairwise(runs))
-    assert verification._vocabulary(8192) is None
+    assert verification._compared_tokens(8192) is None
 
 
 @pytest.mark.parametrize("quantize", ["keep", "q8"])
@@ -109,7 +109,7 @@ def test_one_bad_expert_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The writer takes another expert's rows for those of one expert in one layer."""
     source = FAMILIES["qwen3_moe"].write(tmp_path / "source")
     name = "model.layers.1.mlp.experts.down_proj.weight"
-    real, seen = weights_file.WeightsWriter._packed, []
+    real, seen = weights_file.WeightsWriter._pack, []
 
     def packed(self: Any, strip: Any) -> Any:
         size = strip.matrix.parts[0][1]
@@ -120,7 +120,7 @@ def test_one_bad_expert_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             strip = replace(strip, rows=slice(strip.rows.start + moved, strip.rows.stop + moved))
         return real(self, strip)
 
-    monkeypatch.setattr(weights_file.WeightsWriter, "_packed", packed)
+    monkeypatch.setattr(weights_file.WeightsWriter, "_pack", packed)
     with pytest.raises(VerificationFailed, match=rf"{name}.* differs"):
         compiled(source, tmp_path, quantize=quantize)
     assert seen
@@ -153,12 +153,12 @@ def test_weights_of_another_expert_are_found_in_a_layer_of_any_mixture(
     """The writer takes the next layer's router, which has the same shape and type."""
     name = f"model.layers.{num_layers // 2}.mlp.gate.weight"
     other = f"model.layers.{num_layers // 2 - 1}.mlp.gate.weight"
-    real = weights_file.WeightsWriter._packed
+    real = weights_file.WeightsWriter._pack
 
     def packed(self: Any, strip: Any) -> Any:
         return real(self, replace(strip, name=other) if strip.name == name else strip)
 
-    monkeypatch.setattr(weights_file.WeightsWriter, "_packed", packed)
+    monkeypatch.setattr(weights_file.WeightsWriter, "_pack", packed)
     with pytest.raises(VerificationFailed, match=rf"{name}.* differs"):
         compiled(mixture(tmp_path, num_layers), tmp_path)
 

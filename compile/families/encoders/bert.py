@@ -49,7 +49,7 @@ class Encoder(Family):
     )
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return the view of the first token type."""
+        """Return the first row of the table of token types, by the model's name: all tokens have that type."""
         entering = decoder.encoder_input
         if entering is None or entering.token_type is None:
             return {}

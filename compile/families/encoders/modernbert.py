@@ -42,7 +42,7 @@ class ModernBert(Encoder):
         return LayerConfig(mixer=attention, ffn=ffn, norms="pre" if index else "pre_ffn")
 
     def config(self, c: Settings) -> ModelConfig:
-        """Return the model, whose embeddings are normalized."""
+        """Return the model, whose token embeddings pass a layer norm."""
         return c.model(
             self.layer,
             norm="layer_bias" if c("norm_bias") else "layer",

@@ -87,7 +87,10 @@ class NomicBert(Encoder):
         )
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of the first token type, and of queries, keys and values, which a GGUF file has as one."""
+        """Return the first row of the table of token types, and the rows of queries, keys and values.
+
+        A GGUF file has the latter in one matrix.
+        """
         found = dict(super().fused(decoder, format_))
         for index, layer in enumerate(decoder.layers if format_ == "gguf" else ()):
             assert isinstance(layer.self_attn, SelfAttention)

@@ -88,7 +88,10 @@ class FalconH1(Family):
         return replace(mamba(c), norm=has_norm, **factors)
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of Mamba-2: gates, convolved parts, then steps; a checkpoint has logarithms of rates."""
+        """Split Mamba-2's stored input matrix into gates, convolved parts and steps.
+
+        A checkpoint has the logarithms of rates, which are converted.
+        """
         views: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             mixer = layer.beside

@@ -85,7 +85,10 @@ class Granite4H(Granite):
         )
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of Mamba-2: gates, convolved parts, then steps; a checkpoint has logarithms of rates."""
+        """Split Mamba-2's stored input matrix into gates, convolved parts and steps.
+
+        A checkpoint has the logarithms of rates, which are converted.
+        """
         views: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             mixer, at = layer.self_attn, f"model.layers.{index}."

@@ -119,7 +119,10 @@ class NemotronH(Family):
         return sum(1 if layer.ffn is None else 2 for layer in config.layers[:most])
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of Mamba-2: gates, convolved parts, then steps; a checkpoint has logarithms of rates."""
+        """Split Mamba-2's stored input matrix into gates, convolved parts and steps.
+
+        A checkpoint has the logarithms of rates, which are converted.
+        """
         views: dict[str, Views] = {}
         for mixer in (layer.self_attn for layer in decoder.layers):
             if isinstance(mixer, Mamba2Mixer):

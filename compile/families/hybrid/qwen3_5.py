@@ -133,7 +133,11 @@ class Qwen3Next(Qwen35):
         return experts(c, renormalise=c("norm_topk_prob", True))
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Return views of queries, keys, values and gates, and of b and a, one key head after the other."""
+        """Split stored matrices of the delta rule, which have one key head after the other, into the model's own.
+
+        A checkpoint has one matrix of queries, keys, values and gates. All files have one of `b` and `a`, the inputs of
+        beta and of the decay.
+        """
         views = dict(super().fused(decoder, format_))
         for index, layer in enumerate(decoder.layers):
             mixer = layer.self_attn

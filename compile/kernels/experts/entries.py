@@ -40,7 +40,7 @@ class ExpertLimits:
 
     @property
     def num_places(self) -> int:
-        """Largest number of places of a step, including those without an entry."""
+        """Largest number of places of a step; padding makes them more than entries."""
         return self.num_entries + (PLACES - 1) * min(self.num_experts, self.num_entries)
 
     @property
@@ -195,8 +195,8 @@ def find_slabs(limits: ExpertLimits) -> Any:
 def spread_rows(num_groups: int, limits: ExpertLimits) -> Any:
     """Return the PrimFunc `(codes, scales, sums, lists, to_codes, to_scales, to_sums, num_rows) -> 0`.
 
-    It copies the row of each of `num_rows` entries, which is its token's, to the place of the entry. Rows are quantized
-    to 8 bits.
+    It copies rows of tokens, quantized to 8 bits in `num_groups` groups, so that each expert's rows are adjacent: for
+    each of `num_rows` entries (a token and one of its experts), the token's row is copied to the entry's place.
     """
     with Kernel() as k:
         dtypes = {"codes": "int32", "scales": "float32", "sums": "int32"}
@@ -222,7 +222,7 @@ def spread_rows(num_groups: int, limits: ExpertLimits) -> Any:
 
 
 def weigh_rows(width: int, stride: int, limits: ExpertLimits) -> Any:
-    """Return the PrimFunc `(x, weights, lists, num_rows) -> 0`, which multiplies rows by weights in place.
+    """Return the PrimFunc `(x, weights, lists, num_rows) -> 0`, which multiplies entries' rows by weights in place.
 
     The row of each entry is at its place. Rows have `width` float32, a multiple of 16, and are `stride` apart.
     """
@@ -252,10 +252,12 @@ class CombineSpec:
 
 
 def combine(spec: CombineSpec, target: Target) -> Any:
-    """Return the PrimFunc `(y, weights, lists, x, num_rows) -> 0`, which sums the outputs of each token's experts.
+    """Return the PrimFunc `(y, weights, lists, x, num_rows) -> 0`, which sums the outputs of a token's experts into
+    `x`.
 
-    `y` is float32 `[places, y_stride]`, with entries at the places of `lists`; `weights` is `[num_rows, top_k]`. Ranks
-    are added one after another; `x` receives the sums. Without `weighted` every weight is 1.
+    Float32 `y` is `[places, y_stride]`: the output of a token's expert is at the place that `lists` give this entry.
+    `weights` are `[num_rows, top_k]`, and all count as 1 if the spec is not `weighted`. The outputs of a token are
+    added one after another, in the order of its experts.
     """
     with Kernel() as k:
         y, weights, memory, x, num_rows = k.arguments(

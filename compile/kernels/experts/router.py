@@ -89,7 +89,7 @@ class _Row:
         self.vectors = padded // LANES
 
     def route(self, bias: Memory, expert_scale: Memory, experts: Memory, weights: Memory) -> None:
-        """Write the token's experts and their weights."""
+        """Select the experts of the token, and write their ids and weights."""
         spec, first = self.spec, self.m * self.spec.top_k
         self._score()
         with serial(spec.num_experts) as e:
@@ -119,7 +119,11 @@ class _Row:
             weights[first + rank] = weight
 
     def _score(self) -> None:
-        """Compute the scores of all experts; padding of the last vector is -inf."""
+        """Set `scores` to the spec's function of the logits: softmax, sigmoid or the root of softplus.
+
+        Functions of the selected experts alone are left for later: scores are the logits then. The padding of the last
+        vector is -inf.
+        """
         spec, count = self.spec, self.spec.num_experts
         start = self.m * spec.logits_stride
         for memory in (self.scores, self.choice):
@@ -153,7 +157,10 @@ class _Row:
             self.scores[lanes(v * LANES)] = self.scores[lanes(v * LANES)] / splat(largest[0])
 
     def _softmax_of_chosen(self, weights: Memory, total: Memory) -> None:
-        """Replace the logits of the selected experts by powers of e; the first is the largest."""
+        """Replace the logits of the selected experts by the numerators of their softmax, and set `total[0]` to the sum.
+
+        The logit of the first expert is the largest.
+        """
         first, largest = self.m * self.spec.top_k, registers(1, "float32")
         largest[0] = weights[first]
         total[0] = T.float32(0)
@@ -175,7 +182,7 @@ class _Row:
             weights[first + rank] = score[0]
 
     def _keep_groups(self) -> None:
-        """Remove the experts of all but the best groups from the selection."""
+        """Set `choice` to -inf for the experts of all groups but the best `top_groups`."""
         spec = self.spec
         padded = round_up(spec.num_groups, LANES)
         groups, kept, best = registers(padded, "float32"), registers(padded, "int32"), registers(1, "int32")

@@ -53,13 +53,13 @@ class ReplyText:
     def push(self, token_id: int | None, *, may_stop: bool) -> ReplyPiece:
         """Return the text that a token releases; None is a token without text."""
         said = ReplyPiece() if token_id is None else self._split(self._decoder.push(token_id))
-        return self._released(said, may_stop=may_stop)
+        return self._pass_stops(said, may_stop=may_stop)
 
     def finish(self, *, may_stop: bool) -> ReplyPiece:
         """Return the text that decoder, splitter and stops still hold back; it can complete a stop."""
-        said = self._released(self._finish(), may_stop=may_stop)
+        said = self._pass_stops(self._flush(), may_stop=may_stop)
         rest = self._stops.finish()
-        self._look(rest)
+        self._search_banned(rest)
         return ReplyPiece(said.reasoning, said.answer + rest)
 
     # Rewinding: positions are characters of the answer.
@@ -91,14 +91,15 @@ class ReplyText:
             scan.restore(each)
         self.found_banned = None
 
-    def _finish(self) -> ReplyPiece:
+    def _flush(self) -> ReplyPiece:
+        """Return the reasoning and the answer that decoder and splitter still hold back."""
         rest = self._decoder.finish()
         if self._splitter is None:
             return ReplyPiece(answer=rest)
         return self._splitter.push(rest).followed_by(self._splitter.finish())
 
     def _split(self, text: str) -> ReplyPiece:
-        """Return the reasoning and the answer in the newest token's text; count the token."""
+        """Return the newest token's text, split into reasoning and answer; count a token of the reasoning."""
         splitter = self._splitter
         if splitter is None:
             return ReplyPiece(answer=text)
@@ -111,13 +112,14 @@ class ReplyText:
             self._num_undecided = 0 if splitter.is_answering else self._num_undecided + 1
         return said
 
-    def _released(self, said: ReplyPiece, *, may_stop: bool) -> ReplyPiece:
+    def _pass_stops(self, said: ReplyPiece, *, may_stop: bool) -> ReplyPiece:
+        """Return a piece with only the part of its answer that the stops release; search it for banned strings."""
         self._num_answer += len(said.answer)
         answer = self._stops.push(said.answer, may_stop=may_stop)
-        self._look(answer)
+        self._search_banned(answer)
         return ReplyPiece(said.reasoning, answer)
 
-    def _look(self, answer: str) -> None:
+    def _search_banned(self, answer: str) -> None:
         """Search for a banned string in text to be released."""
         if self._ban is not None and self.found_banned is None:
             self.found_banned = self._ban.push(answer)
@@ -127,9 +129,13 @@ class Search(Rewindable, Protocol):
     """Reads a text like a `Scan`, until one of its rules is matched; then returns the position."""
 
     @property
-    def open_from(self) -> int: ...
+    def open_from(self) -> int:
+        """The start of the text that may still become a match; the end of the text if there is none."""
+        ...
 
-    def push(self, text: str, *, may_stop: bool = True) -> Found | None: ...
+    def push(self, text: str, *, may_stop: bool = True) -> Found | None:
+        """Read the next piece of text; return the first match that it completes, None if it completes none."""
+        ...
 
 
 class Stops:
@@ -173,13 +179,13 @@ class Stops:
         if found:
             first = min(found)
             self._matched = first.rule
-            released, self._held = self._released(first.start), ""
+            released, self._held = self._release(first.start), ""
             return released
-        return self._released(min(scan.open_from for scan in self._scans))
+        return self._release(min(scan.open_from for scan in self._scans))
 
     def finish(self) -> str:
         """Return the text that is still held back: no more text comes, so it is no stop."""
-        return self._released(self._num_released + len(self._held))
+        return self._release(self._num_released + len(self._held))
 
     def state(self) -> Any:
         """Return the value that `restore` needs to continue from here."""
@@ -191,8 +197,8 @@ class Stops:
         for scan, each in zip(self._scans, states, strict=True):
             scan.restore(each)
 
-    def _released(self, stop: int) -> str:
-        """Return the text up to a position before which nothing is held back any more."""
+    def _release(self, stop: int) -> str:
+        """Return the held text up to the position `stop`, and hold it no longer."""
         released = self._held[: stop - self._num_released]
         self._held = self._held[len(released) :]
         self._num_released += len(released)

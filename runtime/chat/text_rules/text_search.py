@@ -33,7 +33,8 @@ class Found(NamedTuple):
     rule: str
 
 
-def _as_it_is(letter: str) -> str:
+def _unchanged(letter: str) -> str:
+    """Return the letter unchanged."""
     return letter
 
 
@@ -62,8 +63,8 @@ class StringScan:
     """
 
     def __init__(self, strings: Sequence[str], *, ignores_case: bool = False) -> None:
-        self._trie = _trie(tuple(strings), ignores_case)
-        self._fold: Callable[[str], str] = lower if ignores_case else _as_it_is
+        self._trie = _build_trie(tuple(strings), ignores_case)
+        self._fold: Callable[[str], str] = lower if ignores_case else _unchanged
         self._node, self._num_read = 0, 0
 
     @property
@@ -72,9 +73,9 @@ class StringScan:
         return self._num_read - self._trie.depths[self._node]
 
     def push(self, text: str, *, may_stop: bool = True) -> Found | None:
-        """Read the next piece, up to the first string that it completes.
+        """Read the next piece of text, up to the first string that it completes.
 
-        A string that completes while stops are off is text.
+        A string that completes while stops are off is text. Returns None if the piece completes none.
         """
         node, nexts, fails, rules = self._node, self._trie.nexts, self._trie.fails, self._trie.rules
         for place, letter in enumerate(map(self._fold, text), start=1):
@@ -100,7 +101,7 @@ class StringScan:
 
 
 class _Trie(NamedTuple):
-    """A trie of strings: nodes are beginnings of strings, 0 is the empty one."""
+    """A trie with failure links (Aho and Corasick, 1975): nodes are beginnings of strings, 0 is the empty one."""
 
     nexts: list[dict[str, int]]
     fails: list[int]  # the longest other beginning that each one ends with
@@ -109,7 +110,8 @@ class _Trie(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _trie(strings: tuple[str, ...], ignores_case: bool) -> _Trie:
+def _build_trie(strings: tuple[str, ...], ignores_case: bool) -> _Trie:
+    """Return the trie of some strings, in lower case if `ignores_case`."""
     trie = _Trie([{}], [0], [0], [None])
     for string in strings:
         node = 0
@@ -153,7 +155,7 @@ class PatternScan:
         # starts of possible matches, and the positions that each can be at; the oldest first, and no
         # position twice: of two matches at the same position the longer is kept
         self._open: list[tuple[int, int]] = []
-        self._num_read, self._place = 0, TEXT_START
+        self._num_read, self._context = 0, TEXT_START
 
     @property
     def open_from(self) -> int:
@@ -161,37 +163,38 @@ class PatternScan:
         return self._open[0][0] if self._open else self._num_read
 
     def push(self, text: str, *, may_stop: bool = True) -> Found | None:
-        """Read the next piece, up to the first match that it completes.
+        """Read the next piece of text, up to the first match that it completes.
 
-        A match that completes while stops are off is text, and may continue.
+        A match that completes while stops are off is text, and may continue. Returns None if the piece completes none.
         """
         automaton = self._automaton
         for letter in text:
-            taking, place = automaton.taking(letter), self._place
-            left, still_open = taking, []
+            matching, context = automaton.positions_matching(letter), self._context
+            left, still_open = matching, []
             for start, positions in self._open:
-                if reached := automaton.behind(positions, place) & left:
+                if reached := automaton.positions_after(positions, context) & left:
                     still_open.append((start, reached))
                     left &= ~reached
-            if begun := automaton.moves[place].first & left:
+            if begun := automaton.moves[context].first & left:
                 still_open.append((self._num_read, begun))
             self._open, self._num_read = still_open, self._num_read + 1
-            self._place = LINE_START if letter == "\n" else INSIDE
-            if may_stop and still_open and (found := self._complete()) is not None:
+            self._context = LINE_START if letter == "\n" else INSIDE
+            if may_stop and still_open and (found := self._find_complete()) is not None:
                 return found
         return None
 
     def state(self) -> _Places:
         """Return the value that `restore` needs to continue from here."""
-        return tuple(self._open), self._num_read, self._place
+        return tuple(self._open), self._num_read, self._context
 
     def restore(self, state: _Places) -> None:
         """Rewind to an earlier `state`."""
-        still_open, self._num_read, self._place = state
+        still_open, self._num_read, self._context = state
         self._open = list(still_open)
 
-    def _complete(self) -> Found | None:
-        last = self._automaton.moves[self._place].last
+    def _find_complete(self) -> Found | None:
+        """Return the longest match that ends with the last character read; None if there is none."""
+        last = self._automaton.moves[self._context].last
         for start, positions in self._open:
             for rule, ends in zip(self._automaton.patterns, last, strict=True):
                 if positions & ends:

@@ -226,4 +226,5 @@ def require_known(
 
 
 def _wrong(name: str, value: object, wanted: str, verb: str = "is") -> InvalidArgument:
+    """Return the error for an argument of the wrong kind."""
     return InvalidArgument(f"{name} {verb} {value!r:.60}; it must be {wanted}", param=name)

@@ -75,7 +75,7 @@ def complete_all(asks: Iterable[StartRequest]) -> list[Completion]:
 
 @contextmanager
 def naming(index: int) -> Iterator[None]:
-    """Prefix the message of an error with the index of the prompt that caused it."""
+    """Surround the work on a prompt: begin the message of an error with `prompt INDEX: `."""
     try:
         yield
     except RadixLMError as error:

@@ -179,16 +179,17 @@ class TextCalls(ABC):
             )
         parse_arguments(params, options, self.default_params)  # before a prompt is taken
         self._require_usable()
-        return self._many(prompts, params, options, progress)
+        return self._run_many(prompts, params, options, progress)
 
-    def _many(
+    def _run_many(
         self,
         prompts: Iterable[Prompt | Sequence[Message]],
         params: Params | None,
         options: RequestKeywords,
         progress: bool,
     ) -> Iterator[PromptResult]:
-        ended = results(prompts, lambda prompt: self._ask(prompt, params, options), self._num_at_once)
+        """Yield the result of each prompt or conversation as it ends, with a progress line if wanted."""
+        ended = results(prompts, lambda prompt: self._prepare(prompt, params, options), self._num_at_once)
         if not progress:
             yield from ended
             return
@@ -197,14 +198,16 @@ class TextCalls(ABC):
                 line.count(result)
                 yield result
 
-    def _ask(
+    def _prepare(
         self, prompt: Prompt | Sequence[Message], params: Params | None, options: RequestKeywords
     ) -> Callable[..., GenerationStream]:
+        """Return a function that starts a request for a prompt or a conversation; it takes `on_ready`."""
         if is_conversation(prompt):
             return partial(self.stream_chat, prompt, params, **options)
         return partial(self.stream, cast("Prompt", prompt), params, **options)
 
     def _completion_request(self, prompt: Prompt, params: Params | None, keywords: RequestKeywords) -> Request:
+        """Return the request for one prompt; raise InvalidArgument if it is a list of prompts."""
         self._require_usable()
         if are_prompts(prompt):
             raise InvalidArgument(

@@ -33,11 +33,11 @@ CHUNK_CACHE_BYTES = 64 << 20  # of frequently read KV: a quarter of 11,000 token
 
 
 def score(runner: Runner) -> ScoredRunner:
-    """Return the same runner, which now records the attention to each KV row.
+    """Return the same runner, wrapped to record the attention to each KV row from now on.
 
     Raises:
-        InvalidParameter: it cannot.
-        EngineError: it keeps no attention scores.
+        InvalidParameter: the runner has no `forward_scored`.
+        EngineError: it was opened without `keep_scores`.
     """
     if not isinstance(runner, ScoringRunner):
         raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")

@@ -71,17 +71,17 @@ class AttentionScores:
         self._is_apart = np.zeros(num_pages, np.bool_)
 
     def forget_rows(self, slots: Int32Array) -> None:
-        """Clear rows that are about to be written."""
+        """Clear the scores of rows whose KV is about to be computed; `slots` are their places in the pool."""
         pages, rows = np.divmod(slots, PAGE_SIZE)
         self._clear(pages, rows)
         self._is_apart[pages[rows == 0]] = False  # the page belongs to another sequence now
 
     def forget_pages(self, page_ids: Sequence[int]) -> None:
-        """Clear pages that are written from elsewhere."""
+        """Clear the scores of pages whose KV is replaced by loaded KV."""
         self._clear_pages(np.array(page_ids, np.int64))
 
     def set_apart(self, page_ids: Sequence[int]) -> None:
-        """Mark pages as chosen rows of one sequence only, until they are cleared."""
+        """Mark pages that hold chosen rows of one sequence only, until they are cleared."""
         self._is_apart[list(page_ids)] = True
 
     def attention_to(self, page_ids: Sequence[int], num_rows: int) -> Float32Array | None:
@@ -98,7 +98,7 @@ class AttentionScores:
         return np.asarray(sums / num_queries, np.float32)
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
-        """Copy the history of rows that are copied to another page, without attention that is not folded yet."""
+        """Copy the scores of rows that were copied to other pages, without attention since the last `fold`."""
         for copy in copies:
             self.forget_pages([copy.dst_page])
             for array in (self._history, self._pass, self._weight):
@@ -171,6 +171,7 @@ class AttentionScores:
         self._pass[:, :, pages] = np.where(first > 0, first, self._pass[:, :, pages])
 
     def _clear(self, pages: npt.NDArray[Any], rows: npt.NDArray[Any] | slice = slice(None)) -> None:
+        """Set all scores of pages, or of `rows` of them, to zero."""
         for scores in (self._sums, self._history, self._pass):
             scores[:, :, pages, rows] = 0
         self._weight[pages, rows] = self._num_queries[pages, rows] = 0
@@ -178,6 +179,7 @@ class AttentionScores:
         self.lookups[pages] = 0
 
     def _clear_pages(self, pages: npt.NDArray[Any]) -> None:
+        """Set all scores of pages to zero; they are no longer set apart."""
         self._clear(pages)
         self._is_apart[pages] = False
 
@@ -239,7 +241,7 @@ class ScoredRunner:
     @property
     def apart(self) -> PageIO:
         """The same pool, for writing chosen rows of one sequence."""
-        return _Apart(self)
+        return _SetApartPages(self)
 
     @property
     def queries(self) -> Float32Array | None:
@@ -262,6 +264,7 @@ class ScoredRunner:
         return self._forward_scored(batch, STRIDE)
 
     def _forward_scored(self, batch: Batch, stride: int) -> Float32Array:
+        """Run a step, and add the attention of one in `stride` of its tokens to the scores."""
         arrays = batch.arrays
         self.scores.forget_rows(arrays.slots)
         with self.scores.recording(arrays):
@@ -279,8 +282,8 @@ class ScoredRunner:
 
 
 @dataclass(frozen=True)
-class _Apart:
-    """Writes chosen rows of one sequence."""
+class _SetApartPages:
+    """Writes pages that hold chosen rows of one sequence only."""
 
     runner: ScoredRunner
 

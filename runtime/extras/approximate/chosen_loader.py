@@ -82,7 +82,7 @@ class ChosenLoader:
         """Load the requested share of the rows that are on disk and not in memory, or the least share that is enough,
         if that may be worth it. Return whether the request must wait.
         """
-        share = max(_enough(wanted), self._sources.least_share)
+        share = max(_allowed_share(wanted), self._sources.least_share)
         memory, match = wanted.find(self._cache), wanted.find(self._index.cache)
         stop = len(match.pages)
         if share >= 1 or stop * PAGE_SIZE <= memory.num_tokens:
@@ -100,7 +100,7 @@ class ChosenLoader:
             return False
         deadline = self._clock() + compute_s + _SLACK_S
         transfer = self._transfers[wanted.name] = _Transfer(wanted, match.namespace, source, num_bytes, deadline)
-        self._continue(transfer)
+        self._read_next_stage(transfer)
         self._queue.at(deadline, partial(self._end_late, transfer))
         return True
 
@@ -114,7 +114,7 @@ class ChosenLoader:
         self._sources.forget(namespace)
         for transfer in list(self._transfers.values()):
             if namespace is None or transfer.namespace == namespace:
-                self._break(transfer)
+                self._end_without_rows(transfer)
 
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk is idle and no request waits for rows."""
@@ -134,10 +134,12 @@ class ChosenLoader:
         num_sources = len(self._transfers) + len(self._closing)
         return staged + num_bytes <= MAX_STAGED_BYTES and num_sources < MAX_SOURCES
 
-    def _continue(self, transfer: _Transfer) -> None:
-        """Start reading the next stage; after the last one, the request continues with the rows."""
+    def _read_next_stage(self, transfer: _Transfer) -> None:
+        """Start to read the next stage of a transfer; after the last one, the request continues with the rows."""
         if (stage := transfer.source.next_stage()) is not None:
-            transfer.read = self._reader.run(stage.run, partial(self._arrived, transfer), num_bytes=stage.num_bytes)
+            transfer.read = self._reader.run(
+                stage.run, partial(self._handle_stage, transfer), num_bytes=stage.num_bytes
+            )
             return
         rows = transfer.source.rows()
         self._staged.add(rows)
@@ -147,22 +149,25 @@ class ChosenLoader:
         self._end(transfer)
         self._ready(transfer.wanted, rows)
 
-    def _arrived(self, transfer: _Transfer, read: Read) -> None:
-        """Handle a stage that was read."""
+    def _handle_stage(self, transfer: _Transfer, read: Read) -> None:
+        """Handle a stage that was read: go on, or end the transfer if its data is wrong or exact pages are as fast.
+
+        A stage that needs a forward afterwards waits for the next step if this step had one already.
+        """
         if transfer.is_over:
-            self._close(transfer)
+            self._close_source(transfer)
             return
         if read.is_right and transfer.source.computes_next:
             if self._clock() >= transfer.deadline:  # the deadline ends it, before the forward
                 return
             if self._has_computed:
-                self._queue.post(partial(self._arrived, transfer, read))  # after the next step
+                self._queue.post(partial(self._handle_stage, transfer, read))  # after the next step
                 return
             self._has_computed = True
-            self._queue.post(self._may_compute)
+            self._queue.post(self._allow_forward)
         try:
             if read.is_right:
-                self._continue(transfer)
+                self._read_next_stage(transfer)
                 return
             self.counts.num_disagreed += transfer.source.is_not_enough
             self.counts.num_broken += not transfer.source.is_not_enough
@@ -173,10 +178,10 @@ class ChosenLoader:
         except Exception:  # the request must continue
             _LOGGER.exception("the rows that %s waits for could not be loaded", transfer.wanted.name)
             self.counts.num_broken += 1
-        self._break(transfer)
+        self._end_without_rows(transfer)
 
-    def _may_compute(self) -> None:
-        """Allow the next forward."""
+    def _allow_forward(self) -> None:
+        """Allow one more forward of a probe, because a step has passed."""
         self._has_computed = False
 
     def _end_late(self, transfer: _Transfer) -> None:
@@ -184,10 +189,10 @@ class ChosenLoader:
         if not transfer.is_over:
             self.counts.num_late += 1
             transfer.source.late()
-            self._break(transfer)
+            self._end_without_rows(transfer)
 
-    def _break(self, transfer: _Transfer) -> None:
-        """End a transfer, and send its request back before anything is read ahead."""
+    def _end_without_rows(self, transfer: _Transfer) -> None:
+        """End a transfer without rows; its request goes on before anything is read ahead."""
         self._queue.post(partial(self._send_back, transfer.wanted))
         self._end(transfer)
 
@@ -199,16 +204,17 @@ class ChosenLoader:
         self._reader.cancel([transfer.read])
         self._closing.append(transfer)
         if transfer.read.is_done:
-            self._close(transfer)
+            self._close_source(transfer)
         self._ended()
 
-    def _close(self, transfer: _Transfer) -> None:
+    def _close_source(self, transfer: _Transfer) -> None:
+        """Close the source of an ended transfer, once."""
         if transfer in self._closing:
             self._closing.remove(transfer)
             transfer.source.close()
 
 
-def _enough(wanted: PrefixLookup) -> float:
+def _allowed_share(wanted: PrefixLookup) -> float:
     """Return the share of the rows that the request allows, above 0 and at most 1."""
     options = wanted.options
     return options.kv_budget or 1.0 if isinstance(options, RequestOptions) else 1.0

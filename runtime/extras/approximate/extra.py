@@ -80,11 +80,10 @@ class Approximate:
             )
 
     def decide(self, options: EngineOptions, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
-        """Return the request's options, with the engine's budget if it has none.
+        """Return the request's options, with the engine's `kv_budget` if it has none.
 
         Raises:
-            InvalidParameter: it allows a part of stored prefixes, and the model does not, or this engine loads
-                all.
+            InvalidParameter: the budget is below 1, and the model needs all of its KV, or the engine has no budget.
         """
         kv_budget = options.kv_budget if asked.kv_budget is None else asked.kv_budget
         if options.kv_budget is None and kv_budget is not None and kv_budget < 1:
@@ -134,6 +133,7 @@ class Approximate:
 
 
 def _require_share(kv_budget: float) -> None:
+    """Raise InvalidParameter unless the budget is above 0 and at most 1."""
     if not 0 < kv_budget <= 1:  # which NaN is not
         raise InvalidParameter(f"kv_budget is {kv_budget}; it must be above 0 and at most 1", param="kv_budget")
 

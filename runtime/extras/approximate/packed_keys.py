@@ -30,9 +30,9 @@ Dims = npt.NDArray[np.int64]  # [layers, n]: kept dimensions of a key, ascending
 
 
 def kept_dims(manifest: Manifest, share: float = MEMORY_SHARE) -> Dims:
-    """Return the numbers to keep of each layer's keys, so that a run's data in memory takes `share` of its KV.
+    """Return the dimensions to keep of each layer's keys, so that a run's data in memory takes `share` of its KV.
 
-    They are the slowest ones, at least eight.
+    At least eight are kept: those that RoPE rotates most slowly.
     """
     attentions = manifest.model.attentions
     rotary = [each.rope.rotary_dim if isinstance(each, Attention) and each.rope else 0 for each in attentions]
@@ -76,7 +76,7 @@ class PackedKeys:
 
     @classmethod
     def of(cls, keys: npt.NDArray[np.floating[Any]], dims: Dims) -> PackedKeys:
-        """Pack keys, `[layers, tokens, head_dim]`."""
+        """Pack the keys of one KV head, `[layers, tokens, head_dim]`, to 4 bits for each kept dimension."""
         kept = np.take_along_axis(keys, dims[:, None], axis=-1).astype(np.float32)
         np.nan_to_num(kept, copy=False, posinf=0.0, neginf=0.0)
         means = kept.mean(axis=1)
@@ -122,7 +122,7 @@ class PackedKeys:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, without what all runs share."""
+        """Bytes in memory, without `dims`, which all runs share."""
         return self.codes.nbytes + self.scales.nbytes + self.means.nbytes
 
     def kept(self, layer: int) -> Float32Array:

@@ -58,7 +58,10 @@ class ProbeKeyCache:
         return int(self._runs.currsize)
 
     def find(self, page_keys: list[PageKey]) -> KnownRun | None:
-        """Return the data of the longest run that `page_keys` begin with; its file may have another order by now."""
+        """Return the cached data of the longest run that `page_keys` begin with; None if there is none.
+
+        The file of the run may have another order by now.
+        """
         with self._lock:
             for page in reversed(page_keys):
                 if (key := (page_keys[0].parent_key, page.key)) in self._runs:
@@ -66,13 +69,13 @@ class ProbeKeyCache:
         return None
 
     def pack(self, keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
-        """Return the bytes of probe keys, `[layers, tokens, head_dim]`, for a run on disk: a row per layer."""
+        """Return probe keys, `[layers, tokens, head_dim]`, as the bytes of a run on disk, a row for each layer."""
         return PackedKeys.of(keys, self._dims).encode()
 
     def keep(self, run: OpenRun, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
-        """Cache the data of a run, replacing older data.
+        """Cache the probe keys and tables of a run, replacing older ones, and return them.
 
-        Return None if `pack` did not make the keys: then other numbers of each key may be kept.
+        Returns None, with nothing cached, if `packed` is invalid or has other dimensions of the keys than this cache.
         """
         keys = PackedKeys.decode(packed)
         if keys is None or not np.array_equal(keys.dims, self._dims):

@@ -54,11 +54,12 @@ class _Run:
 
     @property
     def stop(self) -> int:
+        """The position after its last token in the prefix."""
         return self.start + self.file.layout.num_tokens
 
     @property
     def num_first(self) -> int:
-        """Number of rows read by stored order that the run has."""
+        """Number of rows read by stored order that the run itself has; the others are in pages."""
         return min(self.num_stored, self.file.layout.num_ranks)
 
 
@@ -224,7 +225,10 @@ class PrunedPrefix:
             self._files.close()
 
     def _prefetch(self, run: _Run) -> bool:
-        """Load a run's probe keys into memory, also for later requests. Not needed if all rows are read."""
+        """Load a run's probe keys into memory, also for later requests; return False if the run is invalid.
+
+        They are not needed if all rows are read.
+        """
         if run.known is None and self.num_rows < self.num_tokens:
             keys = run.file.probe_keys()
             run.known = None if keys is None else self._cache.keep(run.file, keys)
@@ -245,7 +249,7 @@ class PrunedPrefix:
         return mine if self._read_wanted(run, is_wanted) else None
 
     def _read_wanted(self, run: _Run, is_wanted: npt.NDArray[np.bool_]) -> bool:
-        """Read the wanted tokens of a run, `[layers, kv_heads, tokens]`, from its pages.
+        """Read the wanted tokens of a run, `[layers, kv_heads, tokens]`, from its pages; return False if invalid.
 
         Layers can want different numbers of pages, and heads different rows of a page.
         """
@@ -262,7 +266,7 @@ class PrunedPrefix:
         return True
 
     def _fail(self) -> bool:
-        """Drop all rows."""
+        """Drop all rows, and return False, so that the exact pages are used."""
         self._read, self._stored, self._picked, self.num_there = ReadRounds(), None, None, 0
         return False
 

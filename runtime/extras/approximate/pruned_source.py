@@ -134,6 +134,7 @@ class PrunedSources:
         self._prefetches.clear()
 
     def _end_prefetch(self, key: bytes) -> None:
+        """Close the prefix whose probe keys were read ahead, and report the idle disk."""
         self._prefetches.pop(key).close()
         self._is_prefetching = False
         self._idle()
@@ -159,7 +160,7 @@ class PrunedSource:
         self._dropped_attention = 0.0
         self._planned_at = 0.0
         self._expected_s: float | None = None  # seconds for all reads; None: not planned yet
-        self._stages = self._in_order()
+        self._stages = self._make_stages()
 
     def next_stage(self) -> Stage | None:
         """Return the next read; None if all is read."""
@@ -168,7 +169,7 @@ class PrunedSource:
     def rows(self) -> LoadedRows:
         """Return the rows read so far."""
         assert self._prefix is not None and self._pages is not None, "nothing was read"
-        stored, stop = self._wanted.prefix, self._stop * PAGE_SIZE
+        stored, stop = self._wanted.prefix, self._stop_page * PAGE_SIZE
         token_ids, generated = stored.token_ids[:stop], stored.generated[:stop]
         span = SparseSpan(self._start * PAGE_SIZE, self._prefix.num_there, token_ids, generated)
         io = self._shared.probe.runner.apart
@@ -191,14 +192,14 @@ class PrunedSource:
             self._shared.close_prefix(self._prefix, self._wanted.prefix.namespace, self._generation)
             self._prefix = None
 
-    def _in_order(self) -> Generator[Stage]:
+    def _make_stages(self) -> Generator[Stage]:
         """Yield the stages; between two of them the engine's thread runs."""
         yield Stage(self._open)
         prefix = self._prefix
         assert prefix is not None
-        self._expected_s = self._plan(prefix, prefix.bytes_to_read)
+        self._expected_s = self._estimate_seconds(prefix, prefix.bytes_to_read)
         if self._expected_s is None:
-            self._prefetch(prefix)
+            self._queue_prefetch(prefix)
             raise TransferRefused
         self.computes_next = True
         yield Stage(self._read_stored, prefix.bytes_to_read)
@@ -207,11 +208,11 @@ class PrunedSource:
         yield Stage(lambda: self._read_chosen(queries), max(0, prefix.bytes_to_read - prefix.bytes_read))
         self._observe(self._shared.clock() - self._planned_at)
 
-    def _plan(self, prefix: PrunedPrefix, num_bytes: int) -> float | None:
+    def _estimate_seconds(self, prefix: PrunedPrefix, num_bytes: int) -> float | None:
         """Return the seconds that reading and the probe should take; None if not worth it."""
         shared, first = self._shared, self._wanted.num_in_memory
-        start, stop = first * PAGE_SIZE, max(first, self._stop) * PAGE_SIZE  # what exact pages would provide
-        num_query_tokens = len(self._wanted.match.prompt_ids) - self._stop * PAGE_SIZE
+        start, stop = first * PAGE_SIZE, max(first, self._stop_page) * PAGE_SIZE  # what exact pages would provide
+        num_query_tokens = len(self._wanted.match.prompt_ids) - self._stop_page * PAGE_SIZE
         if num_query_tokens > shared.probe.max_num_tokens:
             return None
         self._planned_at = shared.clock()
@@ -226,21 +227,22 @@ class PrunedSource:
             queued_bytes=shared.reader.queued_bytes,
         )
 
-    def _prefetch(self, prefix: PrunedPrefix) -> None:
+    def _queue_prefetch(self, prefix: PrunedPrefix) -> None:
         """Queue the probe keys for reading ahead, if pruning would be worth it with them in memory."""
         num_bytes, stored = prefix.bytes_to_prefetch, self._wanted.prefix
-        if num_bytes and self._plan(prefix, prefix.bytes_to_read - num_bytes) is not None:
-            key = stored.page_keys[self._stop - 1].key
+        if num_bytes and self._estimate_seconds(prefix, prefix.bytes_to_read - num_bytes) is not None:
+            key = stored.page_keys[self._stop_page - 1].key
             close = partial(self._shared.close_prefix, prefix, stored.namespace, self._generation)
             if self._shared.add_prefetch(key, prefix, close):
                 self._prefix = None
 
     def _observe(self, seconds: float) -> None:
+        """Record how long the reads took, for later plans."""
         assert self._expected_s is not None
         self._shared.rates.observe(expected_s=self._expected_s, seconds=seconds)
 
     @property
-    def _stop(self) -> int:
+    def _stop_page(self) -> int:
         """The page at which pruning ends. The prompt's later tokens are computed."""
         num_pages = len(self._wanted.prefix.page_keys)
         return num_pages if self._prefix is None else self._start + self._prefix.num_tokens // PAGE_SIZE

@@ -23,6 +23,8 @@ _NOTHING: Final = 1 << 30  # marks no token
 
 @dataclass(frozen=True)
 class _Rows:
+    """KV rows that were read together."""
+
     tokens: Tokens  # of the prefix, `[layers, kv_heads, n]`, or `_NOTHING`
     rows: KVRows
 
@@ -49,7 +51,7 @@ class ReadRounds:
     def end_first(self, count: int) -> None:
         """End the first round, with `count` wanted rows of each layer and head."""
         self._counts = [count]
-        self._first_pages = _pages_of(self._first, _order_of(self._first, count))
+        self._first_pages = _pages_of(self._first, _wanted_order(self._first, count))
 
     def end_second(self, count: int) -> None:
         """End the second round, with `count` wanted rows of each layer and head."""
@@ -61,19 +63,20 @@ class ReadRounds:
         num_first, num_second = self._counts[0], sum(self._counts[1:])
         if not num_second:
             return self._first_pages
-        order = _order_of(self._second, num_second)
+        order = _wanted_order(self._second, num_second)
         if num_first % PAGE_SIZE == 0:
             return np.concatenate([self._first_pages, _pages_of(self._second, order)])
         behind = sum(some.tokens.shape[-1] for some in self._first)
-        both = [_order_of(self._first, num_first), behind + order]
+        both = [_wanted_order(self._first, num_first), behind + order]
         return _pages_of([*self._first, *self._second], np.concatenate(both, axis=-1))
 
 
-def _order_of(read: Sequence[_Rows], count: int) -> Tokens:
+def _wanted_order(read: Sequence[_Rows], count: int) -> Tokens:
     """Return the indices of the wanted rows among those read, in the order of the text."""
     tokens = np.concatenate([some.tokens for some in read], axis=-1)
     return np.asarray(np.argsort(tokens, axis=-1, kind="stable")[..., :count])
 
 
 def _pages_of(read: Sequence[_Rows], order: Tokens) -> UInt8Array:
+    """Return rows in the given order as pages, `[N, page_bytes]`."""
     return KVRows.pages_of([some.rows for some in read], order)

@@ -112,6 +112,7 @@ def ranks_to_store(num_tokens: int, *, is_start: bool) -> int:
 
 
 def _always_of_run(num_tokens: int, is_start: bool) -> Tokens:
+    """Return the tokens of a run that are always read; `is_start`: it begins a prompt."""
     return always(num_tokens, 0 if is_start else NUM_FIRST)
 
 
@@ -127,7 +128,10 @@ class LayerKeys(Protocol):
     """Keys of one KV head, `[layers, tokens, head_dim]`, of which some numbers are kept; computed when requested."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the keys: `[layers, tokens, head_dim]`."""
+        ...
+
     @property
     def dims(self) -> npt.NDArray[np.int64]:
         """The kept dimensions of each layer's keys, `[layers, n]`; the others count as zeros."""
@@ -246,4 +250,5 @@ def worth(seen: Scores) -> Scores:
 
 
 def _padded(count: int) -> int:
+    """Round up to whole pages."""
     return -(-count // PAGE_SIZE) * PAGE_SIZE

@@ -113,7 +113,9 @@ class RunCompactor:
         or queued for it."""
         pages = self.cache.tree.find(namespace, token_ids).pages
         self.scores.fold(pages, num_reused=num_reused)
-        self.keeper.look_up(namespace, token_ids, lambda read: self._restored(namespace, tuple(token_ids), read))
+        self.keeper.look_up(
+            namespace, token_ids, lambda read: self._add_earlier_uses(namespace, tuple(token_ids), read)
+        )
         keys = self.index.keys(namespace, token_ids[:num_reused])
         for node in self._nodes_of(pages):
             if len(node.pages) < MIN_PAGES:
@@ -121,12 +123,12 @@ class RunCompactor:
             is_on_disk = node.start < len(keys)
             key = keys[node.start] if is_on_disk else page_keys_of(self.keeper.records.store.identity, node)[0].key
             if node.start < num_reused // PAGE_SIZE:
-                self._count(key, node)
+                self._count_use(key, node)
             else:
-                self._keep(key, node)
+                self._queue_scores(key, node)
 
     def advance(self) -> None:
-        """Hand the next run, or else the next scores, to the writer, if it is idle."""
+        """Hand the next run, or else the next scores, to the writer thread, if it is idle."""
         if not self.is_ready:
             return
         if not self._runs and self._waiting:
@@ -137,14 +139,14 @@ class RunCompactor:
                 self._runs.extend(self._runs_of(node))
             if self._runs:
                 uses.next_at = 2 * uses.count
-                self._keep(key, node)
+                self._queue_scores(key, node)
         if self._runs:
             run = self._runs.popleft()
             self.writer.submit(lambda _: self._rewrite(run))
         elif self._to_keep:
             key, node = self._to_keep.pop(next(iter(self._to_keep)))
             if self._page_keys(node) is not None:
-                self._save(key, node)
+                self._save_scores(key, node)
         else:
             self.updater.advance()
 
@@ -153,9 +155,9 @@ class RunCompactor:
         self.updater.used(sequence)
 
     def leaving(self, node: Node) -> None:
-        """Store the scores of a node before it leaves memory."""
+        """Store the scores of a node that is about to leave memory."""
         if self.scores.is_changed[node.pages].any() and len(node.pages) >= MIN_PAGES and not node.is_tail:
-            self._save(page_keys_of(self.keeper.records.store.identity, node)[0].key, node)
+            self._save_scores(page_keys_of(self.keeper.records.store.identity, node)[0].key, node)
 
     def close(self) -> None:
         """Hand all scores that are not stored to the writer."""
@@ -177,7 +179,7 @@ class RunCompactor:
                 self._waiting.append((key, node))
         for key, node in to_keep.values():
             if namespace is not None and not (node.pages and node.path().namespace == namespace):
-                self._keep(key, node)
+                self._queue_scores(key, node)
 
     def _rewrite(self, run: _Run) -> PutResult:
         """Store an ordered run besides its pages; in the writer's thread."""
@@ -201,19 +203,20 @@ class RunCompactor:
             yield node
             first = node.start + len(node.pages)
 
-    def _count(self, key: bytes, node: Node) -> None:
+    def _count_use(self, key: bytes, node: Node) -> None:
+        """Count a use of a node; queue work for it, unless its earlier uses are still being read from disk."""
         is_awaited = self.keeper.is_awaited(node.pages)
         uses = self._uses[key] = self._uses.get(key) or _Uses(is_whole=not is_awaited)
         uses.count += 1
         uses.was_used = is_awaited
         if not is_awaited:
-            self._offer(key, node, uses)
+            self._queue_if_due(key, node, uses)
 
-    def _offer(self, key: bytes, node: Node, uses: _Uses) -> None:
+    def _queue_if_due(self, key: bytes, node: Node, uses: _Uses) -> None:
         """Queue a node for rewriting, or its scores for storing, if it was used often enough."""
         if uses.count < uses.next_at or uses.waits:
             if uses.count % KEEP_EVERY == 0:
-                self._keep(key, node)
+                self._queue_scores(key, node)
             return
         if len(self._waiting) == MAX_WAITING:
             self.num_dropped += 1
@@ -221,8 +224,11 @@ class RunCompactor:
         uses.waits = True
         self._waiting.append((key, node))
 
-    def _restored(self, namespace: bytes, token_ids: tuple[int, ...], read: Sequence[FoundScores]) -> None:
-        """Continue counting from the uses of a prompt's nodes that were read from disk."""
+    def _add_earlier_uses(self, namespace: bytes, token_ids: tuple[int, ...], read: Sequence[FoundScores]) -> None:
+        """Add the uses that were read from disk to the counts of a prompt's nodes.
+
+        Work that had to wait for them is queued.
+        """
         pages = self.cache.tree.find(namespace, token_ids).pages
         keys = self.index.keys(namespace, token_ids)
         before = {start: scores for start, scores in read}
@@ -236,14 +242,15 @@ class RunCompactor:
             uses.is_whole = True
             if uses.was_used:
                 uses.was_used = False
-                self._offer(key, node, uses)
+                self._queue_if_due(key, node, uses)
         self.wake()
 
-    def _keep(self, key: bytes, node: Node) -> None:
+    def _queue_scores(self, key: bytes, node: Node) -> None:
+        """Queue the scores of a node for storing, unless too many are queued."""
         if len(self._to_keep) < MAX_WAITING:  # else later
             self._to_keep[node.node_id] = key, node
 
-    def _save(self, key: bytes, node: Node) -> None:
+    def _save_scores(self, key: bytes, node: Node) -> None:
         """Store the scores of a node that is still in memory."""
         if node.pages and self.cache.tree.node_of(node.pages[0]) is node:
             uses = self._uses.get(key, _Uses())

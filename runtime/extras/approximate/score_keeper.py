@@ -85,7 +85,7 @@ class ScoreKeeper:
         self.reader.run(work, done)
 
     def is_awaited(self, page_ids: Sequence[int]) -> bool:
-        """Return whether a lookup of one of these pages has not been answered."""
+        """Return whether the disk was asked for scores of one of these pages, and has not answered."""
         return bool((self.scores.lookups[list(page_ids)] > 0).any())
 
     def save(self, node: Node, *, num_uses: int, next_at: int) -> None:

@@ -55,7 +55,10 @@ class ServedPart:
         return self.prefix.page_keys[self.start : self.start + sum(self.run_pages)]
 
     def use(self, attention: Float32Array) -> Float32Array:
-        """Return the attention to all tokens, `[layers, kv_heads, tokens]`, given that to the rows."""
+        """Return the attention to all tokens, `[layers, kv_heads, tokens]`, from that to the served rows.
+
+        The attention to the other rows is estimated by the probe's.
+        """
         shape = *self.chosen.shape[:2], self.probed.shape[1]
         is_there = np.zeros(shape, np.bool_)
         np.put_along_axis(is_there, self.chosen, True, axis=-1)
@@ -162,7 +165,7 @@ class ScoreUpdater:
     def _update(self, uses: _Uses) -> PutResult:
         """Update scores and runs on disk, in the writer's thread."""
         page_keys, results = uses.served.page_keys, list[PutResult]()
-        for first, stop, scores in _parts(self.records, uses):
+        for first, stop, scores in _updated_scores(self.records, uses):
             is_due = scores.num_uses >= scores.next_at
             if is_due:
                 scores = replace(scores, next_at=2 * scores.num_uses)
@@ -170,7 +173,7 @@ class ScoreUpdater:
             for start in range(first, stop, self.run_pages) if is_due else ():
                 run = slice(start, min(start + self.run_pages, stop))
                 is_start = page_keys[start].parent_key == NO_PARENT
-                ranked = _ranked(scores, first, run, is_start=is_start)
+                ranked = _order_scores(scores, first, run, is_start=is_start)
                 results.append(
                     self.records.rewrite(
                         page_keys[run],
@@ -184,8 +187,11 @@ class ScoreUpdater:
         return PutResult(evicted=tuple(key for result in results for key in result.evicted))
 
 
-def _parts(records: RowRecords, uses: _Uses) -> Iterator[tuple[int, int, RowScores]]:
-    """Yield the pages of a prefix by their records of scores, else by run, each with the new uses added."""
+def _updated_scores(records: RowRecords, uses: _Uses) -> Iterator[tuple[int, int, RowScores]]:
+    """Yield the first page, the end and the scores of each part of a prefix, with the new uses added.
+
+    A part is the pages of one record of scores on disk; pages without such a record are divided by run.
+    """
     page_keys, (layers, kv_heads, num_tokens) = uses.served.page_keys, uses.history.shape
     known = records.scores.read(page_keys)
     history, first = (np.zeros((layers, kv_heads, num_tokens), np.float32) for _ in range(2))
@@ -209,10 +215,10 @@ def _parts(records: RowRecords, uses: _Uses) -> Iterator[tuple[int, int, RowScor
         yield start, stop, RowScores(*part, num_uses + uses.count, next_at)
 
 
-def _ranked(
+def _order_scores(
     scores: RowScores, first: int, run: slice, *, is_start: bool
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return the scores that order the pages `run`; `scores` begin at page `first`."""
+    """Return the scores by which the run of the pages `run` is ordered; `scores` begin at page `first`."""
     rows = slice((run.start - first) * PAGE_SIZE, (run.stop - first) * PAGE_SIZE)
     weight = scores.weight[rows]
     mean = scores.history[..., rows] / np.where(weight > 0, weight, 1) + scores.first[..., rows]

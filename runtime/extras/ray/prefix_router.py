@@ -155,7 +155,9 @@ class RoutedPrompt:
         *,
         match: MatchPolicy = "text",
     ) -> RoutedPrompt:
-        """Read the prompt of a body, with the first `max_bytes` of its text. Never raises: replicas reject bad ones.
+        """Read the prompt of a body, with the first `max_bytes` of its text.
+
+        Never raises: the prompt of an unreadable or too long body is empty, so any replica gets it, and rejects it.
 
         Args:
             match: the match of requests that do not set one.

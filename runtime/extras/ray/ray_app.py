@@ -113,6 +113,7 @@ def front_options(arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _one_of(arguments: Mapping[str, str], name: str, default: str, allowed: Sequence[str]) -> Any:
+    """Return an argument, or `default` without it; raise ValueError if it is not an allowed value."""
     value = arguments.get(name, default)
     if value not in allowed:
         raise ValueError(f"{name}= is {value!r}; use one of {', '.join(allowed)}")
@@ -202,6 +203,12 @@ class _RayReplica:
         self._handle = handle
 
     async def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        """Send a request to the replica, and yield the ASGI messages of its response in batches.
+
+        Raises:
+            ReplicaGone: the replica died, or did not accept the request in `ACCEPT_S`.
+            EngineError: its server raised an error without a response.
+        """
         batches = self._handle.options(method_name="answer", stream=True).remote(dict(scope), body)
         is_whole = False
         try:
@@ -218,6 +225,7 @@ class _RayReplica:
                 batches.cancel()
 
     async def wait_until_ready(self) -> None:
+        """Check the replica's health once a second until it is well."""
         while True:
             try:
                 await self._handle.check_health.remote()

@@ -118,7 +118,7 @@ class ReplicaFront:
     async def _forget_everywhere(self, request: Request) -> Response:
         """Tell every replica to forget, and add up their numbers."""
         scope = _forwarded_scope(request)
-        answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
+        answers = [*filter(None, await asyncio.gather(*(self._read_response(name, scope) for name in self._living())))]
         if not answers:
             raise _no_replica()
         sums: Counter[str] = Counter()
@@ -168,7 +168,7 @@ class ReplicaFront:
                         yield message
                 return
             except ReplicaGone:
-                self._bury(name)
+                self._exclude_until_return(name)
                 if has_begun:
                     raise
 
@@ -186,25 +186,27 @@ class ReplicaFront:
         finally:
             self._loads[name] -= 1
 
-    async def _whole(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
+    async def _read_response(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
         """Return status and body of a replica's response; None if it died, and so forgot everything."""
         try:
             start, *parts = [message async for message in self._ask(name, scope, b"")]
         except ReplicaGone:
-            self._bury(name)
+            self._exclude_until_return(name)
             return None
         return start["status"], b"".join(part.get("body", b"") for part in parts)
 
     def _living(self) -> list[str]:
+        """Return the names of the replicas that take requests."""
         return [name for name in self._replicas if name not in self._returning]
 
-    def _bury(self, name: str) -> None:
-        """Send the replica no requests until it has returned with an empty cache."""
+    def _exclude_until_return(self, name: str) -> None:
+        """Send a dead replica no requests until it has returned with an empty cache."""
         if name not in self._returning:
             self._router.forget(name)
             self._returning[name] = asyncio.create_task(self._await_return(name))
 
     async def _await_return(self, name: str) -> None:
+        """Wait until a replica is ready again; then requests are sent to it as before."""
         try:
             await self._replicas[name].wait_until_ready()
         finally:

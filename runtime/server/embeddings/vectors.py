@@ -74,7 +74,10 @@ async def scores_of(
 
 
 async def _completions(served: Served, request: Request, asks: Sequence[StartRequest]) -> list[Completion]:
-    """Run requests in groups, and return their completions in order. They take at most half of the engine's queue."""
+    """Run requests in groups, two groups at a time, and return their completions in order.
+
+    A group is at most a quarter of the engine's queue, so that half of it stays free for others.
+    """
     most = served.engine.queue.max_num_requests
     size = AT_ONCE if most is None else max(1, min(AT_ONCE, most // 4))
     named = [partial(_named, index, ask) for index, ask in enumerate(asks)] if len(asks) > 1 else asks
@@ -92,5 +95,6 @@ async def _completions(served: Served, request: Request, asks: Sequence[StartReq
 
 
 def _named(index: int, ask: StartRequest, *, on_ready: Callable[[], None]) -> GenerationStream:
+    """Start a request; an error names it by its index."""
     with naming(index):
         return ask(on_ready=on_ready)

@@ -27,7 +27,7 @@ class _Pairs:
             part.clear()
 
     def call(self, call_id: Any) -> str:
-        """Register a call, and return its id or a new one."""
+        """Register a tool call, and return its id: its own, or a new one."""
         self.num_calls += 1
         known = call_id if isinstance(call_id, str) else f"call_{self.num_calls}"
         self.waiting.append(known)
@@ -35,7 +35,7 @@ class _Pairs:
         return known
 
     def result(self, call_id: Any) -> str:
-        """Return the id of the call that a result belongs to."""
+        """Return the id of the call that a result belongs to; a new id if there is no call without a result."""
         if isinstance(call_id, str):
             if self.unanswered[call_id]:
                 self.unanswered[call_id] -= 1

@@ -43,10 +43,12 @@ def message_type(value: Any, item: Object) -> Any:
 
 
 def _says_more(message: Object) -> bool:
+    """Return whether a message has more than its content, such as tool calls or reasoning."""
     return any(message.get(name) for name in ("tool_calls", "function_call", "reasoning_content", "refusal", "audio"))
 
 
 def _is_parts(value: Any) -> bool:
+    """Return whether a value is a list of content parts with types."""
     return isinstance(value, list) and all(
         isinstance(each, dict) and isinstance(each.get("type"), str) for each in value
     )
@@ -58,6 +60,7 @@ def result(value: Any, message: Object) -> Any:
 
 
 def _as_text(value: Any, parent: Object) -> Any:
+    """Convert the content of a tool's result: nothing to an empty text, and JSON to its text. Parts are kept."""
     if value is None or value is MISSING:
         return ""
     return value if isinstance(value, str) or _is_parts(value) else _json(value)

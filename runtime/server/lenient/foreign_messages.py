@@ -22,20 +22,28 @@ def for_chat(messages: Any) -> Any:
     >>> for_chat([{"type": "function_call", "call_id": "x", "name": "now", "arguments": "{}"}])[0]["tool_calls"]
     [{'id': 'x', 'type': 'function', 'function': {'name': 'now', 'arguments': '{}'}}]
     """
-    return _each(messages, lambda message: _of_item(message) or _of_blocks(message), "tool_calls")
+    return _convert_entries(
+        messages, lambda message: _item_to_messages(message) or _blocks_to_messages(message), "tool_calls"
+    )
 
 
 def for_responses(items: Any) -> Any:
     """Convert messages of chats and Anthropic's blocks among the items of a Responses input."""
-    return _each(items, lambda item: _all(_of_blocks(item) or _of_chat(item), _as_items))
+    return _convert_entries(
+        items, lambda item: _convert_all(_blocks_to_messages(item) or _of_chat(item), _message_to_items)
+    )
 
 
 def for_messages(messages: Any) -> Any:
     """Convert messages of chats and items of Responses among Anthropic's messages."""
-    return _each(messages, lambda message: _all(_of_item(message) or _of_chat(message), _as_blocks), "content")
+    return _convert_entries(
+        messages,
+        lambda message: _convert_all(_item_to_messages(message) or _of_chat(message), _message_to_blocks),
+        "content",
+    )
 
 
-def _each(
+def _convert_entries(
     value: Any,
     read: Callable[[Message], list[Message] | None],
     joined: str = "",
@@ -78,14 +86,16 @@ def _with_list(reply: Message, name: str) -> Message:
     return {**reply, name: [{"type": "text", "text": content}] if isinstance(content, str) else list(content)}
 
 
-def _all(messages: list[Message] | None, read: Callable[[Message], list[Message]]) -> list[Message] | None:
+def _convert_all(messages: list[Message] | None, read: Callable[[Message], list[Message]]) -> list[Message] | None:
+    """Return the conversions of all messages, joined; None for None."""
     return None if messages is None else [each for message in messages for each in read(message)]
 
 
 # From other APIs to messages of a chat. Each returns None if the message is not foreign.
 
 
-def _of_item(item: Message) -> list[Message] | None:
+def _item_to_messages(item: Message) -> list[Message] | None:
+    """Convert a tool call or a tool's result among the items of Responses; None for other entries."""
     match item.get("type"):
         case "function_call" if "role" not in item:
             function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
@@ -96,7 +106,8 @@ def _of_item(item: Message) -> list[Message] | None:
     return None
 
 
-def _of_blocks(message: Message) -> list[Message] | None:
+def _blocks_to_messages(message: Message) -> list[Message] | None:
+    """Convert a message with Anthropic's blocks of tools or reasoning; None for other messages."""
     content = message.get("content")
     if message.get("role") not in ("user", "assistant") or not isinstance(content, list):
         return None
@@ -167,7 +178,8 @@ def _of_chat(message: Message) -> list[Message] | None:
 # From messages of a chat to other APIs.
 
 
-def _as_items(message: Message) -> list[Message]:
+def _message_to_items(message: Message) -> list[Message]:
+    """Convert a message of a chat with tool calls, or a tool's result, to items of Responses."""
     if message.get("role") == "tool":
         return [
             {
@@ -182,10 +194,14 @@ def _as_items(message: Message) -> list[Message]:
         items.append({"type": "reasoning", "content": [reasoning]})
     if message.get("content"):
         items.append({"role": message.get("role"), "content": message["content"]})
-    return [*items, *({"type": "function_call", **_named(call, "call_id", "arguments")} for call in _calls(message))]
+    return [
+        *items,
+        *({"type": "function_call", **_call_fields(call, "call_id", "arguments")} for call in _calls_of(message)),
+    ]
 
 
-def _as_blocks(message: Message) -> list[Message]:
+def _message_to_blocks(message: Message) -> list[Message]:
+    """Convert a message of a chat with tool calls, or a tool's result, to Anthropic's blocks."""
     if message.get("role") == "tool":
         block = {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": message.get("content")}
         return [{"role": "user", "content": [block]}]
@@ -197,18 +213,19 @@ def _as_blocks(message: Message) -> list[Message]:
         blocks.append({"type": "text", "text": content})
     elif isinstance(content, list):
         blocks += content
-    calls = [{"type": "tool_use", **_named(call, "id", "input")} for call in _calls(message)]
+    calls = [{"type": "tool_use", **_call_fields(call, "id", "input")} for call in _calls_of(message)]
     return [{"role": "assistant", "content": [*blocks, *calls]}]
 
 
-def _calls(message: Message) -> list[Message]:
+def _calls_of(message: Message) -> list[Message]:
+    """Return the tool calls of a message; [] if it has none."""
     calls = message.get("tool_calls") or []
     calls = calls if isinstance(calls, list) else [calls]
     return [call for call in calls if isinstance(call, dict)]
 
 
-def _named(call: Message, id_name: str, arguments_name: str) -> Message:
-    """Return the id, name and arguments of a call under an API's names for them."""
+def _call_fields(call: Message, id_name: str, arguments_name: str) -> Message:
+    """Return the id, the name and the arguments of a tool call, with the field names of another API."""
     function = call.get("function")
     function = function if isinstance(function, dict) else call
     arguments = function.get("arguments")

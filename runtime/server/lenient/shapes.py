@@ -90,6 +90,7 @@ def _objects(value: Any, path: Sequence[str]) -> Iterator[Object]:
 
 
 def _foreign(read: Callable[[Any], Any]) -> Read:
+    """Return a conversion that does not look at the rest of the body."""
     return lambda value, body: read(value)
 
 

@@ -32,7 +32,7 @@ def _nested(value: Any, names: Sequence[str]) -> Any:
 
 def chat_tools(value: Any, body: Object) -> Any:
     """Convert tools of other APIs to those of Chat Completions."""
-    return each(value, lambda tool: _nested(_with_parameters(tool), _TOOL) if _kind(tool) else tool)
+    return each(value, lambda tool: _nested(_with_parameters(tool), _TOOL) if _is_function(tool) else tool)
 
 
 def flat_tool(tool: Any) -> Any:
@@ -43,11 +43,13 @@ def flat_tool(tool: Any) -> Any:
     return {"type": "function", **{name: each for name, each in tool.items() if name != "function"}, **tool["function"]}
 
 
-def _kind(tool: Any) -> bool:
+def _is_function(tool: Any) -> bool:
+    """Return whether a tool is a function, and not one that a provider runs."""
     return isinstance(tool, dict) and tool.get("type") in (None, "", "function", "custom")
 
 
 def _with_parameters(tool: Any) -> Any:
+    """Convert Anthropic's `input_schema` of a tool to `parameters`."""
     if (
         not isinstance(tool, dict)
         or "input_schema" not in tool
@@ -62,7 +64,7 @@ def response_tools(value: Any, body: Object) -> Any:
     """Convert tools of other APIs to those of Responses."""
 
     def read(tool: Any) -> Any:
-        flat = flat_tool(tool) if _kind(tool) else tool
+        flat = flat_tool(tool) if _is_function(tool) else tool
         has_type = not isinstance(flat, dict) or flat.get("type") or not isinstance(flat.get("name"), str)
         return flat if has_type else {**flat, "type": "function"}
 
@@ -75,7 +77,7 @@ def message_tools(value: Any, body: Object) -> Any:
     def read(tool: Any) -> Any:
         if isinstance(tool, dict) and "input_schema" in tool:
             return tool
-        flat = flat_tool(tool) if _kind(tool) else tool
+        flat = flat_tool(tool) if _is_function(tool) else tool
         if not isinstance(flat, dict) or "input_schema" in flat or flat.get("type") not in (None, "", "function"):
             return tool
         schema = flat.get("parameters") or {"type": "object", "properties": {}}
@@ -124,13 +126,13 @@ def choice_of(value: Any) -> Any:
 
 
 def chat_choice(value: Any, body: Object) -> Any:
-    """Convert a tool choice of any API to that of Chat Completions."""
+    """Convert a tool choice of any API to that of Chat Completions; see `_convert_choice`."""
     if isinstance(value, dict) and value.get("type") == "allowed_tools" and "allowed_tools" not in value:
         return {
             "type": "allowed_tools",
             "allowed_tools": {name: value[name] for name in ("mode", "tools") if name in value},
         }
-    return _chosen(value, lambda name: {"type": "function", "function": {"name": name}})
+    return _convert_choice(value, lambda name: {"type": "function", "function": {"name": name}})
 
 
 def message_choice(value: Any, body: Object) -> Any:
@@ -139,7 +141,7 @@ def message_choice(value: Any, body: Object) -> Any:
     def named(name: str) -> Object:
         return {**_parallel(value), "type": "tool", "name": name}
 
-    meant = _chosen(value, named)
+    meant = _convert_choice(value, named)
     word = {"required": "any"}.get(meant, meant) if isinstance(meant, str) else None
     if word not in ("any", "auto", "none"):
         return meant
@@ -147,16 +149,21 @@ def message_choice(value: Any, body: Object) -> Any:
 
 
 def _parallel(value: Any) -> Object:
+    """Return the part of an Anthropic choice that forbids parallel calls; {} if it has none."""
     name = "disable_parallel_tool_use"
     return {name: value[name]} if isinstance(value, dict) and name in value else {}
 
 
 def response_choice(value: Any, body: Object) -> Any:
     """Convert a tool choice of any API to that of Responses."""
-    return _chosen(value, lambda name: {"type": "function", "name": name})
+    return _convert_choice(value, lambda name: {"type": "function", "name": name})
 
 
-def _chosen(value: Any, named: Callable[[str], Object]) -> Any:
+def _convert_choice(value: Any, named: Callable[[str], Object]) -> Any:
+    """Convert a tool choice of any API; a choice that is invalid, or has the right form already, is returned as it is.
+
+    `named` returns the choice of the tool with a name.
+    """
     meant = None if value is MISSING else choice_of(value)
     if meant is None or (isinstance(value, str) and meant == value):
         return value

@@ -73,32 +73,36 @@ def relax_values(body: Any, type: type[msgspec.Struct]) -> set[str]:
     (['max_tokens', 'stop', 'stream'], {'prompt': 'a', 'max_tokens': 5, 'stream': False, 'tools': ''})
     """
     found = set[str]()
-    _relax(body, _taken_by(type), "", found)
+    _convert_fields(body, _accepted_by(type), "", found)
     return found
 
 
-def _relax(value: Any, taken: Taken, path: str, found: set[str]) -> None:
+def _convert_fields(value: Any, taken: Taken, path: str, found: set[str]) -> None:
+    """Convert the wrong fields of an object in place, also in objects within; add their paths to `found`."""
     if isinstance(value, list) and taken.items is not None:
         for each in value:
-            _relax(each, taken.items, path, found)
+            _convert_fields(each, taken.items, path, found)
     if not isinstance(value, dict):
         return
     tag = None if taken.tag_field is None else value.get(taken.tag_field)
     fields = taken.objects.get(tag if isinstance(tag, str) else None, {})
     for name in [name for name in value if name in fields and name not in _NEVER_CHANGED]:
         name_with_path = f"{path}.{name}" if path else name
-        meant = _meant(value[name], fields[name])
+        meant = _convert_value(value[name], fields[name])
         if meant is not value[name]:
             found.add(name_with_path)
             value[name] = meant
         if meant is MISSING:
             del value[name]
         else:
-            _relax(meant, fields[name], name_with_path, found)
+            _convert_fields(meant, fields[name], name_with_path, found)
 
 
-def _meant(value: Any, taken: Taken) -> Any:
-    """Convert a value by the first conversion that applies; the same value if none does."""
+def _convert_value(value: Any, taken: Taken) -> Any:
+    """Convert a value of the wrong type by the first of `VALUES` that applies.
+
+    Returns the same value if its type is right or none applies, and MISSING if the field is to be removed.
+    """
     if not taken.kinds or _kinds_of(value) & taken.kinds:
         return _without_nulls(value, taken)
     for each in VALUES:
@@ -109,6 +113,7 @@ def _meant(value: Any, taken: Taken) -> Any:
 
 
 def _kinds_of(value: Any) -> set[Kind]:
+    """Return the kinds that a JSON value counts as: an integer is also a number, a text that is not empty a word."""
     match value:
         case None:
             return {"null"}
@@ -125,13 +130,14 @@ def _kinds_of(value: Any) -> set[Kind]:
     return {"object"} if value else {"empty object"}
 
 
-def _nothing(value: Any, taken: Taken) -> Any:
+def _drop_empty(value: Any, taken: Taken) -> Any:
     """Remove an empty value from an optional field. False is kept for numbers, because it might mean 0."""
     is_zero = value is False and taken.kinds & {"number", "integer"}
     return MISSING if asks_for_nothing(value) and not taken.is_required and not is_zero else value
 
 
-def _number(value: Any, taken: Taken) -> Any:
+def _read_number(value: Any, taken: Taken) -> Any:
+    """Convert a text, or a float without fraction, to the number that a field accepts."""
     if isinstance(value, float) and "integer" in taken.kinds and value.is_integer():
         return int(value)
     if not isinstance(value, str):
@@ -141,7 +147,8 @@ def _number(value: Any, taken: Taken) -> Any:
     return float(value) if "number" in taken.kinds and _NUMBER.fullmatch(value) else value
 
 
-def _switch(value: Any, taken: Taken) -> Any:
+def _read_switch(value: Any, taken: Taken) -> Any:
+    """Convert a text, 0 or 1 to the true or false that a field accepts."""
     if "switch" not in taken.kinds:
         return value
     if isinstance(value, str):
@@ -149,41 +156,45 @@ def _switch(value: Any, taken: Taken) -> Any:
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
-def _digits(value: Any, taken: Taken) -> Any:
+def _write_digits(value: Any, taken: Taken) -> Any:
     """Convert a number to text in a field for one text. In a field for several, it might be a token id."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return json.dumps(value) if is_number and "text" in taken.kinds and "list" not in taken.kinds else value
 
 
-def _one(value: Any, taken: Taken) -> Any:
+def _wrap_entry(value: Any, taken: Taken) -> Any:
+    """Put a value into a list if a field accepts lists of it, except a number where text is accepted."""
     is_entry = taken.items is not None and _kinds_of(value) & taken.items.kinds
     is_other = isinstance(value, int | float) and "text" in taken.kinds
     return [value] if is_entry and not is_other else value
 
 
 def _without_nulls(value: Any, taken: Taken) -> Any:
+    """Return a list without its nulls, if a field accepts none in it."""
     takes_none = taken.items is not None and taken.items.kinds and "null" not in taken.items.kinds
     is_changed = isinstance(value, list) and takes_none and None in value
     return [each for each in value if each is not None] if is_changed else value
 
 
 VALUES: Final = (
-    ReadValue('null, `""`, `[]`, `{}` or false, in a field that does not accept it', "no field", _nothing),
-    ReadValue("a number in a text, or an integer as `5.0`", "the number", _number),
-    ReadValue("`true` or `false` in a text, 1 or 0", "true or false", _switch),
-    ReadValue("a number in place of a text", "its digits", _digits),
-    ReadValue("a single entry in place of a list", "a list of it", _one),
+    ReadValue('null, `""`, `[]`, `{}` or false, in a field that does not accept it', "no field", _drop_empty),
+    ReadValue("a number in a text, or an integer as `5.0`", "the number", _read_number),
+    ReadValue("`true` or `false` in a text, 1 or 0", "true or false", _read_switch),
+    ReadValue("a number in place of a text", "its digits", _write_digits),
+    ReadValue("a single entry in place of a list", "a list of it", _wrap_entry),
     ReadValue("null in a list", "the other entries", _without_nulls),
 )
 """Conversions for all fields of all endpoints."""
 
 
 @cache  # inspecting a type takes 30 ms
-def _taken_by(type: Any) -> Taken:
-    return _taken(inspect.type_info(type), is_required=True)
+def _accepted_by(type: Any) -> Taken:
+    """Return the values that a type of requests accepts."""
+    return _accepted_values(inspect.type_info(type), is_required=True)
 
 
-def _taken(type: inspect.Type, *, is_required: bool) -> Taken:
+def _accepted_values(type: inspect.Type, *, is_required: bool) -> Taken:
+    """Return the values that a field of a type accepts."""
     kinds, items, objects, tag_field = set[Kind](), None, dict[object, Mapping[str, Taken]](), None
     for each in _members(type):
         match each:
@@ -201,13 +212,15 @@ def _taken(type: inspect.Type, *, is_required: bool) -> Taken:
                 kinds |= {"switch" if isinstance(word, bool) else "word" for word in values}
             case inspect.ListType(item_type=item):
                 kinds.add("list")
-                items = _taken(item, is_required=True)
+                items = _accepted_values(item, is_required=True)
             case inspect.DictType():
                 kinds |= {"object", "empty object"}
             case inspect.StructType():
                 tag_field = each.tag_field or tag_field
                 tag = each.tag if each.tag_field else None
-                objects[tag] = {part.encode_name: _taken(part.type, is_required=part.required) for part in each.fields}
+                objects[tag] = {
+                    part.encode_name: _accepted_values(part.type, is_required=part.required) for part in each.fields
+                }
                 kinds.add("object")
                 if tag is None and not any(part.required for part in each.fields):
                     kinds.add("empty object")

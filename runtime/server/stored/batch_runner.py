@@ -70,6 +70,7 @@ class BatchRunner:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
+        """Process batches until none is open and no more were created."""
         while self._is_wanted:
             self._is_wanted = False
             try:
@@ -91,13 +92,13 @@ class BatchRunner:
         if scope is None:
             faults = [BatchFault("invalid_api_key", "the API key that created the batch is no longer valid")]
         if batch.status == "validating":
-            batch = await batches.change(batch.id, lambda each, now: _validate(each, now, len(lines), faults))
+            batch = await batches.change(batch.id, lambda each, now: _end_validation(each, now, len(lines), faults))
         if batch.status == "failed":
             return
         if batch.status == "in_progress" and scope is not None and not faults:
             waiting = [line for line in lines if line.number not in found.answered]
             await self._answer(batch, waiting, scope)
-            batch = await batches.change(batch.id, _finalize)
+            batch = await batches.change(batch.id, _begin_finalizing)
         ended = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status, "expired")
         late = {line.number: _expired(line) for line in lines} if ended == "expired" else {}
         await batches.end(found.owner, batch.id, ended, late)  # type: ignore[arg-type]  # one of the statuses
@@ -187,14 +188,16 @@ def _expired(line: Line) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def _validate(batch: BatchReply, now: int, num_lines: int, faults: list[BatchFault]) -> None:
+def _end_validation(batch: BatchReply, now: int, num_lines: int, faults: list[BatchFault]) -> None:
+    """Set a batch's status to `failed` if its file has faults, else to `in_progress` with its number of requests."""
     if faults:
         batch.status, batch.failed_at, batch.errors = "failed", now, BatchFaults(faults[:MAX_FAULTS])
     elif batch.status == "validating":
         batch.status, batch.in_progress_at, batch.request_counts.total = "in_progress", now, num_lines
 
 
-def _finalize(batch: BatchReply, now: int) -> None:
+def _begin_finalizing(batch: BatchReply, now: int) -> None:
+    """Set a batch's status to `finalizing` if all of its requests have results."""
     counts = batch.request_counts
     if batch.status == "in_progress" and counts.completed + counts.failed >= counts.total:
         batch.status, batch.finalizing_at = "finalizing", now

@@ -107,7 +107,7 @@ def test_heads_that_agree_choose_for_all_and_others_fall_back() -> None:
     votes = vote(seen, 4, 10)
     assert votes.choice.shape == (2, 4, 10) and votes.falls_back.tolist() == [False, True]
     assert set(votes.choice[0, 3]) == set(np.argsort(-seen[0, 0])[:10])
-    assert votes.num_loaded(40) == pytest.approx((1 + 0.25 + 0.75 * 3 / 4 / 2) / 2)
+    assert votes.loaded_share(40) == pytest.approx((1 + 0.25 + 0.75 * 3 / 4 / 2) / 2)
     assert vote(seen, 4, 40).agreement.tolist() == [1, 1]
     assert Vote(votes.choice, np.array([MIN_AGREEMENT, 0.59])).falls_back.tolist() == [False, True]
 

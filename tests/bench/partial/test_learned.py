@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.partial.learned import Stored, kept, summary
+from bench.partial.learned import Stored, kept_share, summary
 
 TOKENS = 160
 WAYS = ("nothing", "a restart", "a restart that forgets")
@@ -18,9 +18,9 @@ def run(*tokens: int) -> Stored:
 def test_the_first_eighth_is_of_the_prefix_not_of_the_ranks_that_a_run_has() -> None:
     before = run(*range(TOKENS // 4))
     half = [*range(10), *range(100, 110), *range(10, 30)]  # of 40 ranks the first 20 count, and 10 of these stay
-    assert kept(before, before) == 1
-    assert kept(before, run(*half)) == pytest.approx(0.5)
-    assert kept(before, run(*reversed(range(TOKENS // 8)), *range(120, 140))) == 1, "in any order"
+    assert kept_share(before, before) == 1
+    assert kept_share(before, run(*half)) == pytest.approx(0.5)
+    assert kept_share(before, run(*reversed(range(TOKENS // 8)), *range(120, 140))) == 1, "in any order"
 
 
 def test_orders_are_held_against_the_one_before_question_by_question() -> None:

@@ -146,4 +146,4 @@ def test_models_of_a_folder_that_are_unusable_are_left_out_with_a_warning(tmp_pa
 
 
 def spec_of(entry: ModelEntry) -> ModelSpec:
-    return ModelSpec(entry.called, entry.source)
+    return ModelSpec(entry.client_name, entry.source)

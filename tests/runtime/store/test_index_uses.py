@@ -125,7 +125,7 @@ def rows_to_put(directory: Path, num_pages: int, room: int) -> int:
     page_keys = chain(num_pages, identity=IDENTITY)
     with PageStore.open(directory, IDENTITY, max_bytes=room * 8192) as store:
         return changed_rows(store, lambda: put(store, page_keys)) + changed_rows(
-            store, lambda: store._change(store._writer.finish)
+            store, lambda: store._apply(store._writer.finish)
         )
 
 
@@ -143,7 +143,7 @@ def test_a_long_prefix_that_is_used_again_changes_a_row(tmp_path: Path) -> None:
         for _ in range(3):
             assert store.read(page_keys, out) == 300
             store.touch([page_keys[-1].key])
-            assert changed_rows(store, lambda: store._change(store._writer.settle)) < 10
+            assert changed_rows(store, lambda: store._apply(store._writer.settle)) < 10
 
 
 def test_a_crash_forgets_no_use_of_a_page_that_the_pages_before_it_are_kept_for(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_crash_forgets_no_use_of_a_page_that_the_pages_before_it_are_kept_for(
     for page_keys in others[:3]:
         put(store, page_keys)
     store.touch([trunk[-1].key])
-    store._change(store._writer.settle)
+    store._apply(store._writer.settle)
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # what a crash would leave here
     store.close()
     with PageStore.open(tmp_path / "b", IDENTITY, max_bytes=room) as store:

@@ -143,7 +143,7 @@ def test_no_class_of_a_client_is_compiled_by_python(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(re, "compile", lambda *arguments: compiled.append(arguments))
     ranges = "".join(f"{chr(0x300 + number)}-\uffff" for number in range(330))
     automaton = automaton_of((f"(?i)[{ranges}]", f"[^{ranges}]"))
-    assert automaton.taking("\u0400") == 1 and automaton.taking("a") == 2
+    assert automaton.positions_matching("\u0400") == 1 and automaton.positions_matching("a") == 2
     assert not compiled
 
 

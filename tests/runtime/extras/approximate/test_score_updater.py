@@ -20,7 +20,13 @@ from radixlm.runtime.extras.approximate.promoter import PROMOTE_AT
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.records.scores_record import FoundScores, RowScores
 from radixlm.runtime.extras.approximate.score_keeper import ScoreKeeper
-from radixlm.runtime.extras.approximate.score_updater import MAX_PROBED, ScoreUpdater, ServedPart, _parts, _Uses
+from radixlm.runtime.extras.approximate.score_updater import (
+    MAX_PROBED,
+    ScoreUpdater,
+    ServedPart,
+    _updated_scores,
+    _Uses,
+)
 from radixlm.runtime.prefix.disk_index import StoredPrefix
 
 from ...store.pages import chain
@@ -91,7 +97,7 @@ def test_uses_that_waited_are_one_history_with_what_was_known() -> None:
     for use in uses[1:]:
         waited.add(look, use)
     store: Any = FakeStore([FoundScores(3, older), FoundScores(6, newer)])
-    parts = list(_parts(store, waited))
+    parts = list(_updated_scores(store, waited))
     assert [(start, stop) for start, stop, _ in parts] == [(3, 6), (6, 10), (10, 15)], "three pages are too few"
     history = np.zeros((LAYERS, HEADS, tokens), np.float32)
     first, weight = history.copy(), np.zeros(tokens, np.float32)
