@@ -32,9 +32,9 @@ def command(file: Path, model: str | None, as_json: bool, **options: Any) -> Non
     compared.
 
     \b
-    radixlm serve smollm2.radixlm --record requests.jsonl
-    radixlm replay requests.jsonl
-    radixlm replay requests.jsonl --artifact other.radixlm
+    radixlm serve smollm2.radixlm --record recording.jsonl
+    radixlm replay recording.jsonl
+    radixlm replay recording.jsonl --artifact other.radixlm
     """
     import msgspec
     from radixlm.runtime import Engine

@@ -36,7 +36,8 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_readme_parses(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("requests.jsonl").touch()  # `replay` asks for a file that is there
+    for file in ("bodies.jsonl", "recording.jsonl"):  # `warm` and `replay` ask for files that are there
+        Path(file).touch()
     name, *arguments = shlex.split(line, comments=True)[1:]
     command = cli.get_command(click.Context(cli), name)
     assert command is not None

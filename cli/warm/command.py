@@ -73,7 +73,7 @@ def command(
     too. A store in use by a server is refused. With --lora, requests whose model is MODEL:NAME have that adapter.
 
     \b
-    radixlm warm smollm2.radixlm --store cache requests.jsonl
+    radixlm warm smollm2.radixlm --store cache bodies.jsonl
     radixlm serve smollm2.radixlm --store cache
     """
     from radixlm.runtime.server.http.api_keys import checked_keys, read_keys

@@ -24,7 +24,7 @@ def test_two_agents_are_told_of_one_server(clone: Clone, newcomer: Newcomer) -> 
 
 def test_the_first_prompt_is_computed_before_it_is_asked(clone: Clone, newcomer: Newcomer) -> None:
     first, second = ([SYSTEM, {"role": "user", "content": text}] for text in ("Fix calc.py.", "Add a test."))
-    (newcomer.folder / "requests.jsonl").write_text(json.dumps({"messages": first}) + "\n", encoding="utf-8")
+    (newcomer.folder / "bodies.jsonl").write_text(json.dumps({"messages": first}) + "\n", encoding="utf-8")
     assert "1 prompts of" in newcomer.types(clone.shown_line("radixlm warm"))
     with newcomer.serving("radixlm serve smollm2.radixlm --store cache") as served:
         assert "tokens of earlier prefixes" in served.said

@@ -55,7 +55,7 @@ def readme_folder(tiny_source: Path, tiny_artifact: Path, tmp_path_factory: pyte
         {"role": "user", "content": "No"},
     ]
     (folder / "talk.json").write_text(json.dumps(talk), encoding="utf-8")
-    (folder / "requests.jsonl").write_text(json.dumps({"messages": talk[:1]}) + "\n", encoding="utf-8")
+    (folder / "bodies.jsonl").write_text(json.dumps({"messages": talk[:1]}) + "\n", encoding="utf-8")
     (folder / "kv.jsonl").write_text("", encoding="utf-8")
     return folder
 
