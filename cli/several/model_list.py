@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.artifact.compiled_models import artifact_named
-from radixlm.runtime.artifact.local_models import is_model_directory, models_in
+from radixlm.runtime.artifact.local_models import is_model_directory, models_in, unreadable_in
 from radixlm.runtime.artifact.model_names import SUFFIX, short_name, whole_stem
 from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter
 
@@ -78,7 +78,7 @@ def _read(given: str) -> Iterator[ModelEntry]:
     if path.suffix == ".toml" and path.is_file():
         yield from _in_toml(path)
     elif path.is_dir() and not is_model_directory(path):
-        found = [ModelEntry(str(each), is_found=True) for each in models_in(path)]
+        found = [ModelEntry(str(each), is_found=True) for each in (*models_in(path), *unreadable_in(path))]
         if not found:
             raise InvalidParameter(
                 f"{path} has no model; put artifacts (NAME{SUFFIX}), .gguf files or model directories there"

@@ -6,6 +6,7 @@ Reads names and headers, no weights. `compile/sources` says whether a model can 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from ..errors import CorruptSource, SourceNotFound
@@ -24,7 +25,7 @@ _MAX_HEADER_BYTES = 100 << 20  # as the safetensors library allows
 
 def is_model_directory(path: Path) -> bool:
     """Return whether a directory is a model, and no folder of models."""
-    return _is_artifact(path) or any((path / name).is_file() for name in (CONFIG, MLC_CONFIG))
+    return _is_artifact(path) or any(os.path.isfile(path / name) for name in (CONFIG, MLC_CONFIG))
 
 
 def models_in(folder: Path) -> list[Path]:
@@ -33,6 +34,11 @@ def models_in(folder: Path) -> list[Path]:
     Projectors and later parts of split files are none.
     """
     return [path for path in sorted(folder.iterdir()) if _is_model(path)]
+
+
+def unreadable_in(folder: Path) -> list[Path]:
+    """Return the directories of a folder that this user may not read, sorted, unless their names say what they are."""
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and not _is_model(path) and not _may_read(path)]
 
 
 def check_named(model: str) -> None:
@@ -45,9 +51,12 @@ def check_model(path: Path) -> None:
     """Raise if the model at `path` is certainly unusable, by its names and headers alone.
 
     Raises:
-        SourceError: a file is missing, truncated or of another kind; of a folder of models, the message names some.
+        SourceError: a file is missing, truncated, of another kind, or may not be read; of a folder of models, the
+            message names some.
         ArtifactError: it is an artifact that is damaged, or was compiled for another CPU.
     """
+    if path.exists() and not _may_read(path):
+        raise SourceNotFound(f"{path} may not be read by this user; change its permissions")
     if _is_artifact(path):
         artifact = Artifact(path, read_manifest(path))
         artifact.check_sizes()
@@ -90,7 +99,12 @@ def _is_model(path: Path) -> bool:
 
 def _is_artifact(path: Path) -> bool:
     """Return whether a path is an artifact, by its name or its manifest."""
-    return path.name.endswith(SUFFIX) or (path / MANIFEST).is_file()
+    return path.name.endswith(SUFFIX) or os.path.isfile(path / MANIFEST)
+
+
+def _may_read(path: Path) -> bool:
+    """Return whether this user may read a file, or list and enter a directory."""
+    return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
 
 
 def _check_directory(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,23 @@ def test_models_of_a_folder_that_are_unusable_are_left_out_with_a_warning(tmp_pa
     (tmp_path / "good.radixlm").unlink()
     with pytest.raises(InvalidParameter, match="no model is left to serve"):
         usable(tmp_path)
+
+
+def test_what_may_not_be_read_in_a_folder_is_left_out_with_a_warning(
+    tmp_path: Path, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lost+found` of a disk ended the server."""
+    for name in ("lost+found", "secret.radixlm", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "secret.gguf").touch()
+    (tmp_path / "good.radixlm").symlink_to(tiny_artifact)
+    denied = {"lost+found", "secret.gguf", "secret.radixlm"}
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name not in denied)  # root may read everything
+    warnings: list[str] = []
+    found = usable_specs(read_models([str(tmp_path)]), spec_of, warnings.append)
+    assert [spec.name for spec in found] == ["good"]
+    assert [warning.partition(" is left out: ")[0] for warning in warnings] == ["secret", "secret", "lost+found"]
+    assert all("may not be read by this user" in warning for warning in warnings)
 
 
 def spec_of(entry: ModelEntry) -> ModelSpec:
