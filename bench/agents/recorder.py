@@ -100,7 +100,7 @@ class _RecordingHandler(BaseHTTPRequestHandler):
     server: _RecordingServer
 
     def do_POST(self) -> None:
-        """Record the body of a chat, and stream the answer."""
+        """Record the body of a chat request, and stream `_ANSWER` as its reply."""
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")

@@ -172,7 +172,9 @@ def kept_share(before: Stored, after: Stored) -> float:
 
 
 def measure_losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -> dict[str, list[float]]:
-    """Return, by order, the KL between full and partial prefix for each unasked question, in nats per token.
+    """Return the losses of each order: for each unasked question, the KL of the partial prefix to the full one.
+
+    In nats per token.
 
     `orders` decide which rows are read; `first+recent` reads the first and recent rows by no order.
     """
