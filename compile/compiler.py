@@ -172,7 +172,7 @@ class FreshArtifact:
         return self._weights.check(lambda compared, total: None)
 
     def publish(self) -> CompileReport:
-        """Publish the artifact, which is on disk, at its destination."""
+        """Wait until the artifact is on disk, and move it to its destination; return the report."""
         self._progress("publish", 0, 1)
         self._wait_for_disk()
         publish(self.artifact.path, self.report.path)

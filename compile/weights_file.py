@@ -191,7 +191,7 @@ class WeightsWriter:
                     yield _Strip(matrix, name, slice(start, min(start + size, before + num_rows)))
 
     def _pack(self, strip: _Strip) -> _PackedStrip:
-        """Return a strip in kernel layout, with its rounding error."""
+        """Read a strip, and return its bytes in the kernels' layout, with its rounding error; None if it is exact."""
         planes = self._weights.read_planes(strip.name, strip.rows)
         if planes is not None:
             return _PackedStrip(pack_planes(planes, strip.matrix.num_inputs), None)

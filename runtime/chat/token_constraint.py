@@ -61,7 +61,7 @@ class Foresight(Protocol):
         ...
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these may come, one after the other."""
+        """Return how many of these tokens, from the first on, are allowed to come one after the other."""
         ...
 
     def fork(self) -> TokenConstraint:
@@ -140,7 +140,7 @@ class MinTokens:
         return self._num_left, state_of(self._inner)
 
     def restore(self, state: Any) -> None:
-        """See `Rewindable`."""
+        """Rewind to a state that `state` returned, the other constraint included."""
         self._num_left, inner = state
         restore(self._inner, inner)
 

@@ -264,7 +264,7 @@ class PrunedSource:
     def _read_stored(self) -> bool:
         """Read the rows that most queries attend to."""
         assert self._prefix is not None
-        if not self._prefix.read_stored():
+        if not self._prefix.read_stored_rows():
             return False
         self._pages = self._prefix.rows()
         return True
@@ -274,7 +274,7 @@ class PrunedSource:
         assert self._prefix is not None
         self._dropped_attention = self._prefix.choose(queries)
         self.is_not_enough = self._dropped_attention > self._shared.max_dropped_attention
-        if self.is_not_enough or not self._prefix.read_chosen():
+        if self.is_not_enough or not self._prefix.read_chosen_rows():
             return False
         self._pages = self._prefix.rows()
         return True
