@@ -43,7 +43,11 @@ def recorded(program: Path, kept: Path) -> list[list[Json]]:
 
 
 def record(program: Path) -> list[list[Json]]:
-    """Ask both questions; see `recorded`."""
+    """Run opencode with both questions; return the bodies of its requests, in the order sent, by question.
+
+    Raises:
+        RuntimeError: opencode fails, or sends nothing.
+    """
     with tempfile.TemporaryDirectory() as folder, _RecordingServer.started() as server:
         home, repository = Path(folder) / "home", Path(folder) / "greeting"
         home.mkdir()

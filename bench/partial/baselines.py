@@ -114,7 +114,7 @@ def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) ->
 
 
 def first_tokens(seconds: Mapping[int, Any]) -> Json:
-    """Return the median and the 99th percentile for each disk."""
+    """Return the median and the 99th percentile of seconds to the first token, by disk: `p50_s_DISK`, `p99_s_DISK`."""
     found: Json = {}
     for speed, some in seconds.items():
         found[f"p50_s_{speed}"], found[f"p99_s_{speed}"] = (float(one) for one in np.quantile(some, [0.5, 0.99]))

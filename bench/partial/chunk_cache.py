@@ -90,7 +90,7 @@ def serve_trace(
 
 
 def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> Found:
-    """Do the same with the optimal policy, which evicts the pieces that are needed last (Belady)."""
+    """Replay a trace with the optimal policy, which evicts the pieces that are needed last (Belady), like `replay`."""
     starts = np.cumsum([0, *(len(prefix.attention) for prefix in prefixes)])
     needs = [np.concatenate(prefixes[number].requests[request]) + starts[number] for number, request in trace]
     sizes = np.concatenate([one.layout.piece_bytes(np.arange(len(one.attention))) for one in prefixes])
