@@ -83,7 +83,7 @@ class GrammarConstraint:
         self._is_over = self._is_over or self._matcher.get_capture(OVER) is not None
 
     def state(self) -> int:
-        """See `Rewindable`."""
+        """Return the number of accepted tokens, which `restore` goes back to."""
         return len(self._token_ids)
 
     def restore(self, state: int) -> None:

@@ -136,7 +136,7 @@ class MinTokens:
         self._num_left = max(0, self._num_left - 1)
 
     def state(self) -> Any:
-        """See `Rewindable`."""
+        """Return the number of tokens left before the reply may end, and the other constraint's state."""
         return self._num_left, state_of(self._inner)
 
     def restore(self, state: Any) -> None:

@@ -169,7 +169,7 @@ class DraftModel(DraftSource, Memory):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
-        """Bring the requests' sequences up to date, reserve rows for them, and append draft tokens to those that got some."""
+        """Bring the requests' sequences up to date, and append draft tokens to the requests that get rows."""
         ready = [
             (request, sequence)
             for request in requests

@@ -108,7 +108,7 @@ class Approximate:
         return OpenApproximate(artifact, options, Calibration.read(artifact.path, artifact.manifest))
 
     def reply_options(self, opened: OpenExtra | None) -> Mapping[str, object]:
-        """Return the budget and the digest of the calibration; None if it is not in use."""
+        """Return the engine's `kv_budget` and the digest of its `calibration`, each None if the extra is not in use."""
         if not isinstance(opened, OpenApproximate):
             return {"kv_budget": None, "calibration": None}
         return {"kv_budget": opened.options.kv_budget, "calibration": opened.calibration.digest}

@@ -115,7 +115,7 @@ class _Runs:
     """The kind of ordered runs; see `RecordKind`."""
 
     def is_outdated(self, header: RecordHeader) -> bool:
-        """Return whether a run has another version."""
+        """Return whether another version of radixlm wrote the run."""
         return is_outdated(header)
 
     def check(
