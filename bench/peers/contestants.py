@@ -68,7 +68,7 @@ class Contestant(ABC):
         return values if self.one_server else values | when_warm(server, client, prompts)
 
     def first_start(self, model: Path, prompts: Prompts) -> Values:
-        """Measure the first start: the model's file is not in the page cache, and no files of an earlier start are left."""
+        """Measure the first start, without files of an earlier one, and with the model's file not in the page cache."""
         forget(model)
         return {FIRST_START.name: self.start(prompts)[START.name]}
 
