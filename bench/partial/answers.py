@@ -200,7 +200,7 @@ def gather(
 
 
 def ask_again(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path) -> None:
-    """Replace the kept replies of the hybrid by new ones."""
+    """Replace the hybrid's replies in the file of kept rows, `path`, by new ones; the other replies stay."""
     asker, unfinished = Asker(artifact, questions), path.with_suffix(".again")
     kept = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     with unfinished.open("w", encoding="utf-8") as file:

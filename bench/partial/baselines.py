@@ -87,7 +87,7 @@ ABLATION: Mapping[str, Baseline] = {
 
 
 def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) -> Iterator[Json]:
-    """Yield a row for each baseline, trace and cache size."""
+    """Yield a row for each baseline, trace and cache size: bytes wanted and read, hit ratio and seconds by disk."""
     for change_after in (None, CHANGE_AFTER):
         shapes = [_as_requested(prefix, BASELINES["full load, LRU"]) for prefix in prefixes]
         trace = zipf_trace(shapes, NUM_REQUESTS, change_after=change_after)

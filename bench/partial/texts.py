@@ -84,7 +84,7 @@ class Texts:
         return self._passages(140, 280)
 
     def tools(self) -> Iterator[Case]:
-        """Yield eight functions and a request for each."""
+        """Yield cases of eight function definitions as a prefix, and a request for each function."""
         path = data_dir() / "prompts" / "bfcl" / "BFCL_v4_simple_python.json"
         items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:96]]
         for some in batched(items, 8):

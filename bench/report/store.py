@@ -113,7 +113,7 @@ class _Measured:
         return f"{min(found):,}{between}{max(found):,}"
 
     def seconds_table(self, num_joined: int, *, is_first: bool) -> str:
-        """Return a table with a row for each disk: medians."""
+        """Return a table with a row for each disk: median seconds of recomputing, and of each way to load."""
         names = {"computed": _RECOMPUTE, **{_WAYS[way]: f"{{disk}} {way}" for way in self._ways}}
         rows = []
         for disk in self._disks:
