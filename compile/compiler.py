@@ -430,7 +430,7 @@ def _plan_artifact(name: str, source: Source, options: CompileOptions, target: T
 def _build_ops(
     config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan, lora: LoraInfo | None
 ) -> Ops:
-    """Run the model's definition with kernels for a target."""
+    """Return the model's forward as kernel calls for a target, with the MTP head's drafting, if it has one."""
     ops, decoder = Ops(config, layout, limits, target, plan, lora), decoder_of(config)
     decoder.forward(ops)
     if config.mtp is not None:

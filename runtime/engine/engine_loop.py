@@ -265,7 +265,7 @@ class EngineLoop:
         return goes_on
 
     def _lose(self, request_id: str, listener: Listener, cause: BaseException, *, is_final: bool) -> None:
-        """Tell a request that the thread died, and the cause."""
+        """Tell a request's listener that the engine died of `cause`, and count the request as failed."""
         died = EngineDied(cause, is_final=is_final)
         self._core.counters.count_failed(died)
         try:

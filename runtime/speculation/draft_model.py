@@ -100,7 +100,7 @@ class DraftModel(DraftSource, Memory):
         return self._cache.drop_unused(since)
 
     def start_over(self) -> None:
-        """Forget everything."""
+        """Forget all requests, their sequences and the cached KV."""
         super().start_over()
         self._sequences.clear()
         self._without.clear()

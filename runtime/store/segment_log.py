@@ -162,7 +162,7 @@ class SegmentLog:
         return (num_records * num_blocks + num_segments * num_header_blocks) * BLOCK
 
     def seal(self, use: int) -> None:
-        """Stop appending to the newest segment."""
+        """Stop appending to the newest segment, if one is open; `use`, the count of uses, is its time of sealing."""
         if self._active is not None:
             segment = self._active[0]
             self.close()
