@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that test a running server from outside have separate environments.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run vendor test test-arm test-core test-macos test-long test-browser test-clients test-agents test-instruments test-newcomer test-ray test-wheel docs release mutations served environments bench bench-cache bench-sizes bench-vectors bench-peers bench-laptops peers bench-ladder bench-first-reply bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality bench-digests trace goldens lock clean
+.PHONY: run vendor test test-arm test-core test-macos test-long test-browser test-clients test-agents test-instruments test-newcomer test-ray test-wheel docs wheel release mutations served environments bench bench-cache bench-sizes bench-vectors bench-peers bench-laptops peers bench-ladder bench-first-reply bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality bench-digests trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -128,6 +128,12 @@ test-wheel: .venv-wheel/.suite
 docs: $(VENV)/.run .venv-docs/.suite
 	$(BIN)/python .ci/docs.py .cache/docs
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+# The wheels of both distributions, and their source archives, in dist. Half a minute.
+wheel: .venv-wheel/.suite
+	@rm -rf dist
+	@.venv-wheel/bin/python .ci/build_distributions.py dist
+	@ls dist/*.whl
 
 # Wheels, source archives and bills of materials in dist, built twice and compared, then installed and tried. Publishing
 # them is a person's step: docs/development.md.

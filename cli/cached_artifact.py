@@ -28,6 +28,7 @@ import click
 from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact, read_manifest
 from radixlm.runtime.artifact.compiled_models import artifact_named, artifacts_dir
 from radixlm.runtime.artifact.cpu import cpu_features
+from radixlm.runtime.artifact.local_models import check_named
 from radixlm.runtime.artifact.model_names import ALIAS, SUFFIX, is_hub, no_chat_template, part_paths, short_name
 from radixlm.runtime.errors import ArtifactError, CompileError, InvalidRequest
 from radixlm.runtime.system import available_memory_bytes, memory_file
@@ -79,6 +80,7 @@ def artifact_of(
     Raises:
         InvalidRequest: the model has no chat template, and is `for_chat`.
         ArtifactNotFound: there is no such model.
+        SourceError: there is no model at that path, or it is damaged.
         ValueError: options are given for an artifact.
         CompileError: the cache folder cannot be written; with `say`, also for errors of the compiler.
         Exit: the compiler has printed an error, and failed with this exit code.
@@ -91,15 +93,16 @@ def artifact_of(
     name, path = short_name(model), artifact_path(model, options)
     if _is_whole(path):
         return _with_template(path, model) if for_chat else path
+    check_named(model)
     tell = say or (lambda text: click.echo(text, err=True))
-    arguments = ["-o", str(path), "--name", name, *_arguments(options), *(["--for-chat"] if for_chat else [])]
+    arguments = ["-o", str(path), "--cached", "--name", name, *_arguments(options)]
+    arguments += ["--for-chat"] if for_chat else []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         waits = f"another process compiles {model}, or writes it to disk; waiting for it"
         with meanwhile or nullcontext(), _locked(path.with_suffix(".lock"), lambda: tell(waits)) as lock:
             if _is_whole(path):
                 return _with_template(path, model) if for_chat else path
-            tell(f"compiling {model}, once; it will be cached in {path}")
             weights_fd = None if on_disk else memory_file("radixlm-weights")
             if weights_fd is None:
                 run_compile([*arguments, "--", model], [lock.descriptor], say)

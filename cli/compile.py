@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     hidden=True,
 )
 @click.option("--for-chat", is_flag=True, hidden=True)  # refuse a model without a chat template
+@click.option("--cached", is_flag=True, hidden=True)  # say that the output is in the cache, once the source is read
 def command(
     source: str,
     output: Path,
@@ -105,6 +106,7 @@ def command(
     as_json: bool,
     in_memory: tuple[Path, int, int, int, Path] | None,
     for_chat: bool,
+    cached: bool,
 ) -> None:
     """Compile SOURCE into an artifact.
 
@@ -136,12 +138,26 @@ def command(
             )
             progress = display if in_memory is None else _both(display, ProgressWriter(in_memory[3]))
             fresh = stack.enter_context(
-                fresh_artifact(source, output, options, progress=progress, in_memory=place, for_chat=for_chat)
+                fresh_artifact(
+                    source,
+                    output,
+                    options,
+                    progress=progress,
+                    opened=partial(_say_cached, display, source, output) if cached else None,
+                    in_memory=place,
+                    for_chat=for_chat,
+                )
             )
             report = fresh.report if fresh.is_in_memory else fresh.publish()
         _tell(report, quantize, as_json=as_json)
         if place is not None and in_memory is not None and fresh.is_in_memory:
             keep(place, output, fresh.check_weights, status_fd=in_memory[3], lock=in_memory[4])
+
+
+def _say_cached(display: ProgressDisplay | None, source: str, output: Path) -> None:
+    """Say above the progress that the source is compiled, and where it will be cached."""
+    if display is not None:
+        display.say(f"compiling {source}, once; it will be cached in {output}")
 
 
 def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[Progress], None]:
@@ -162,7 +178,7 @@ def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return
-    if report.template_fault is not None and report.manifest.embedding is None:
+    if report.template_fault is not None and report.manifest.writes_text:
         click.secho(f"The model supports completions, but not chats: {report.template_fault}", err=True)
     if quantize == "keep":  # for other quantizations, `inspect` shows the errors
         for tensor in report.rounded:

@@ -63,7 +63,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
 }
 """Flags by heading, both in the order of the help."""
 
-_PREFIX = "RADIXLM_"
+VARIABLE_PREFIX = "RADIXLM_"
 _OTHER = dict.fromkeys(SECTIONS["Sampling"], "generate")  # a command with a flag; for other flags it is serve
 
 
@@ -139,4 +139,4 @@ def variable_of(flag: str) -> str:
     >>> variable_of("--kv-cache-gb")
     'RADIXLM_KV_CACHE_GB'
     """
-    return _PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+    return VARIABLE_PREFIX + flag.removeprefix("--").replace("-", "_").upper()

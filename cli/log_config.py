@@ -78,6 +78,14 @@ def log_line(text: str) -> None:
     _log.info("%s", text)
 
 
+def warn(text: str, log_format: str | None) -> None:
+    """Print a warning, or log it as JSON."""
+    if log_format == "json":
+        _log.warning("%s", text)
+    else:
+        click.secho(f"warning: {text}", err=True)
+
+
 class JSONErrors(click.Command):
     """A command with `--log-format`. With `json`, errors of the command are JSON, too."""
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, engine_keywords, server_keywords, take
-from .help_sections import flag_of, variable_of
+from .environment import EnvironmentCommand
+from .field_flags import ENGINE, CompileOptions, compile_options, engine_keywords, server_keywords, take
 from .log_config import JSONErrors, log_line
 
 if TYPE_CHECKING:
@@ -46,21 +46,13 @@ class KeyOption(click.Option):
         return None if key is None else (key,)
 
 
-class ServeCommand(JSONErrors, FieldCommand):
+class ServeCommand(JSONErrors, EnvironmentCommand):
     """A command whose errors are JSON if the log is, and whose options can be set by environment variables."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, and keep them for the processes of several models."""
         ctx.meta[GIVEN] = [*args]
         return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, with an environment variable for each option."""
-        params = super().get_params(ctx)
-        for param in params:
-            if isinstance(param, click.Option) and param.envvar is None and not param.is_eager:
-                param.envvar = variable_of(flag_of(param))
-        return params
 
 
 @click.command("serve", cls=ServeCommand, flags=(*ENGINE, "serve", "server"))

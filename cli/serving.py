@@ -100,7 +100,7 @@ class Serving:
                     self._say(f"draft model {about.name}: {taken}")
                 for name, value in vector_rows(engine.manifest):
                     self._say(f"{name}: {value}")
-                if engine.prompts.chat_template is None and engine.manifest.embedding is None:
+                if engine.prompts.chat_template is None and engine.manifest.writes_text:
                     self._say(f"{engine.manifest.name} has no chat template: it answers completions only")
                 if opened is not None:
                     opened(engine)

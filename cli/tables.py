@@ -51,7 +51,7 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
 def conversations(has_template: bool, *, writes: bool = True) -> str:
     """Describe whether a model supports chats; `writes` says whether it writes any text."""
     if not writes:
-        return "no: it makes embeddings, and writes no text"
+        return "no: it writes no text"
     return "yes" if has_template else "no: it has no chat template, and supports completions only"
 
 
@@ -108,3 +108,5 @@ def vector_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "embeddings", f"{manifest.model.num_outputs} dimensions: {_POOLED[info.pooling]}{normalized}{prompts}"
     if (ranking := manifest.reranking) is not None:
         yield "reranking", f"by the logits of the tokens {ranking.true_id} and {ranking.false_id}"
+    if manifest.pairs is not None:
+        yield "reranking", "by a head that scores a query and a document together"

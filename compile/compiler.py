@@ -188,12 +188,14 @@ def fresh_artifact(
     options: CompileOptions,
     *,
     progress: Callable[[Progress], None] | None = None,
+    opened: Callable[[], None] | None = None,
     in_memory: InMemory | None = None,
     for_chat: bool = False,
 ) -> Iterator[FreshArtifact]:
     """Compile `source`, and yield the artifact before it is published at `output`. Raises as `compile_model` does.
 
     Args:
+        opened: called once when the source has been downloaded and recognized.
         in_memory: destination of the artifact, unless its weights are too large for it.
         for_chat: raise InvalidRequest, before the compile, if the source has no chat template.
     """
@@ -203,14 +205,14 @@ def fresh_artifact(
     with ExitStack() as stack:
         stack.enter_context(_garbage_collection_disabled())
         reporter = _Reporter(progress, stack.enter_context(interrupts_kept()))
-        if Path(source).exists():
-            reporter("read", 0, 1)
-        opened = stack.enter_context(open_source(source, progress=reporter.report_download))
-        if for_chat and opened.chat_template is None:
+        model = stack.enter_context(open_source(source, progress=reporter.report_download))
+        if for_chat and model.chat_template is None:
             raise InvalidRequest(no_chat_template(str(source)))
+        if opened is not None:
+            opened()
         reporter("read", 0, 1)
-        tokenizer = stack.enter_context(ThreadPoolExecutor(1)).submit(tokenizer_file, opened.tokenizer_json)
-        planned = _plan_artifact(str(source), opened, options, target)
+        tokenizer = stack.enter_context(ThreadPoolExecutor(1)).submit(tokenizer_file, model.tokenizer_json)
+        planned = _plan_artifact(str(source), model, options, target)
         is_in_memory = in_memory is not None and planned.plan.num_bytes <= in_memory.limit_bytes
         if in_memory is not None and is_in_memory:
             directory = in_memory.prepare()
@@ -230,8 +232,8 @@ def fresh_artifact(
         digest = writer.write(file, lambda done, total: reporter("weights", done, total))
         writer.check_rounding()
         (directory / TOKENIZER).write_text(tokenizer.result().text, encoding="utf-8")
-        if opened.chat_template is not None:
-            (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")
+        if model.chat_template is not None:
+            (directory / CHAT_TEMPLATE).write_text(model.chat_template, encoding="utf-8")
         infos = _describe_files(directory, {WEIGHTS: digest})
         name = _default_name(output) if options.name is None else options.name
         write_manifest(directory, planned.manifest(name, writer, tokenizer.result().profile, infos))
@@ -249,7 +251,7 @@ def fresh_artifact(
             checked, ops = stack.enter_context(_build_for_this_machine(planned, artifact))
         verification = check_logits(checked, planned.plan, planned.weights, ops.program, ops.rounded_inputs, done)
         verification = replace(verification, num_rows=num_rows)
-        fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
+        fault = NO_TEMPLATE if model.chat_template is None else fault_of(model.chat_template)
         report = CompileReport(output, artifact.manifest, verification, fault, writer.rounded())
         yield FreshArtifact(artifact, report, is_in_memory, written, reporter, wait_for_disk)
 
@@ -405,6 +407,7 @@ class _ArtifactPlan:
             files=files,
             embedding=source.embedding,
             reranking=source.reranking,
+            pairs=source.pairs,
             lora=msgspec.UNSET if self.lora is None else self.lora,
         )
 

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from radixlm.runtime.artifact.local_models import CONFIG, INDEX, MLC_CONFIG
 from radixlm.runtime.artifact.manifest import KVDType, SamplingDefaults
 from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.artifact.model_names import part_paths
@@ -23,7 +24,7 @@ from .kv_layout import KVChoice, context_length, kv_layout, resolved
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
 from .sources.huggingface import huggingface_settings
-from .sources.model_files import CONFIG, GENERATION, INDEX, MLC_CONFIG, open_files, read_json
+from .sources.model_files import GENERATION, open_files, read_json
 from .sources.quantized.registry import BESIDE
 from .sources.source import sampling_of_generation_config
 from .stored_weights import Quantize, StoredWeights, artifact_bytes, artifact_token_bytes, source_token_bytes

@@ -205,7 +205,9 @@ class _LogitsCheck:
             actual = _artifact_logits(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
         if vocabulary is not None:
             actual = np.concatenate([actual[:, tokens] for tokens in vocabulary], axis=-1)
-        difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
+        # a single number has no deviation of its own
+        deviation = expected.std(axis=-1) if op.score_deviation is None else op.score_deviation
+        difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / deviation
         is_spared = near_ties & np.isfinite(difference)
         return float(np.median(difference)), float(difference[~is_spared].max(initial=0.0)), num_tokens
 

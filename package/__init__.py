@@ -10,8 +10,8 @@ Open an engine, and use it from any number of threads or tasks:
 
 - `Engine` has `generate` and `chat`, `stream` and `stream_chat`, `agenerate` and `achat`, and `generate_many`.
 - `SamplingParams`, `RequestOptions` and `EngineOptions` document each option with its range and its default.
-- `response_format=` takes a JSON schema or a pydantic model; `Grammar` also takes regular expressions, choices and
-  context-free grammars.
+- `response_format=` takes a JSON schema, a pydantic model or a type; `Grammar` also takes regular expressions,
+  choices and context-free grammars.
 - Every error raised on purpose is a `RadixLMError`; `radixlm.runtime.errors` has all of them.
 
 `radixlm.compile.compile_model` compiles a model into an artifact. `python -m radixlm` runs the command line. Names are

@@ -83,6 +83,11 @@ class ProgressDisplay:
             if begins or now - self._shown >= self._output.interval_s:
                 self._show(now)
 
+    def say(self, line: str) -> None:
+        """Write a line above the progress."""
+        with self._lock:
+            self._write(lambda: self._output.say(line))
+
     def tick(self) -> None:
         """Redraw the line with the elapsed time, unless it was written less than `interval_s` ago."""
         with self._lock:

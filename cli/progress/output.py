@@ -51,6 +51,10 @@ class Output(Protocol):
         """Show that the stage of `status` is complete."""
         ...
 
+    def say(self, line: str) -> None:
+        """Write a line above the progress."""
+        ...
+
     def close(self, status: Status, *, is_done: bool) -> None:
         """End the output. `is_done` is false after an error."""
         ...
@@ -75,6 +79,10 @@ class ProgressLines:
         """Write a line with the duration of the stage that ended."""
         done = f"{status.stage}: done in {status.stage_s:.1f} s"
         self._write(done, status.rate, f"{status.fraction:.0%}", minutes(status.elapsed_s))
+
+    def say(self, line: str) -> None:
+        """Write the line, because each line stands alone."""
+        self._write(line)
 
     def close(self, status: Status, *, is_done: bool) -> None:
         """Do nothing, because each line is complete."""
@@ -109,13 +117,24 @@ class TerminalLine:
         `is_done` replaces the stage's name by `done`.
         """
         if status.stage is None:
-            self._stream.write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
+            self._erase()
         else:
             self._draw(
                 dataclasses.replace(status, bytes_per_s=None, remaining_s=None), "done" if is_done else status.stage
             )
             self._stream.write("\n")
         self._stream.flush()
+
+    def say(self, line: str) -> None:
+        """Write a line in the place of the progress, which is drawn again below it."""
+        self._erase()
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _erase(self) -> None:
+        """Erase the line that is drawn."""
+        self._stream.write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
+        self._drawn = ""
 
     def _draw(self, status: Status, stage: str) -> None:
         """Redraw the line, as much of it as fits into the terminal. `stage` is the word at its beginning."""

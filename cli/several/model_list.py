@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from radixlm.runtime.artifact import MANIFEST
 from radixlm.runtime.artifact.compiled_models import artifact_named
-from radixlm.runtime.artifact.model_names import SUFFIX, part_names, short_name, whole_stem
+from radixlm.runtime.artifact.local_models import is_model_directory, models_in
+from radixlm.runtime.artifact.model_names import SUFFIX, short_name, whole_stem
 from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter
 
 _MODEL = "model"  # name of the tables in a TOML file
 _OWN = ("source", "name", "aliases", "pinned", "lora")
-_CONFIG = "config.json"  # of a model directory
-_PROJECTOR = "mmproj"  # prefix of GGUF files that belong to another model
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class ModelEntry:
         loras: paths of its LoRA adapters, by name.
         options: other options of `radixlm serve`, by flags without dashes.
         place: where the model was named, for errors.
+        is_found: true if only its folder was named: the others are served without it if it is unusable.
     """
 
     source: str
@@ -42,6 +41,7 @@ class ModelEntry:
     loras: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] | None = None
     place: str = "--models"
+    is_found: bool = False
 
     @property
     def client_name(self) -> str:
@@ -77,8 +77,8 @@ def _read(given: str) -> Iterator[ModelEntry]:
     path = Path(given)
     if path.suffix == ".toml" and path.is_file():
         yield from _in_toml(path)
-    elif path.is_dir() and not _is_model(path):
-        found = [*_in_folder(path)]
+    elif path.is_dir() and not is_model_directory(path):
+        found = [ModelEntry(str(each), is_found=True) for each in models_in(path)]
         if not found:
             raise InvalidParameter(
                 f"{path} has no model; put artifacts (NAME{SUFFIX}), .gguf files or model directories there"
@@ -90,22 +90,6 @@ def _read(given: str) -> Iterator[ModelEntry]:
         except ArtifactNotFound as error:
             raise ArtifactNotFound(f"{error}; --models also takes a folder of models, or a TOML file") from error
         yield ModelEntry(given)
-
-
-def _is_model(path: Path) -> bool:
-    return path.name.endswith(SUFFIX) or (path / MANIFEST).is_file() or (path / _CONFIG).is_file()
-
-
-def _in_folder(folder: Path) -> Iterator[ModelEntry]:
-    """Yield the models in a folder: artifacts, directories with a model, and GGUF files.
-
-    Projectors and later parts of split files are none.
-    """
-    for path in sorted(folder.iterdir()):
-        is_first = part_names(path.name)[0] == path.name
-        is_gguf = path.suffix.lower() == ".gguf" and is_first and not path.name.startswith(_PROJECTOR)
-        if is_gguf or (path.is_dir() and _is_model(path)):
-            yield ModelEntry(str(path))
 
 
 def _in_toml(path: Path) -> Iterator[ModelEntry]:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,13 +18,14 @@ from pathlib import Path
 import click
 from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.artifact.compiled_models import artifact_named
+from radixlm.runtime.artifact.local_models import check_named
 from radixlm.runtime.artifact.lora import no_room
 from radixlm.runtime.artifact.manifest import Manifest
 from radixlm.runtime.artifact.model_names import is_hub, part_paths
 from radixlm.runtime.artifact.window_layers import WindowLayers
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.engine.kv_cache_size import KVCacheSize
-from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.errors import ArtifactError, InvalidParameter, SourceError
 from radixlm.runtime.router.app import router_app
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.router.model_table import ModelTable
@@ -37,7 +38,7 @@ from starlette.types import ASGIApp
 
 from ..cached_artifact import artifact_path
 from ..field_flags import CompileOptions, engine_keywords, take
-from ..log_config import log_config
+from ..log_config import log_config, warn
 from . import worker_flags
 from .model_list import ModelEntry, read_models
 from .pulled_models import PulledModels
@@ -74,7 +75,8 @@ def serve_models(
 
     Raises:
         ArtifactError: a path has no model.
-        InvalidParameter: an option is invalid, or listening on the address failed.
+        SourceError: the same, of a model that is not compiled.
+        InvalidParameter: no model is left, an option is invalid, or listening on the address failed.
     """
     if tls is not None:
         tls.check()
@@ -88,7 +90,8 @@ def serve_models(
     library = None if pulled is None else PulledModels(pulled, spec_of, partial(artifacts_of, ctx.command, shared))
     if library is not None:
         library.check()
-    specs = [spec_of(entry) for entry in [*read_models(named), *([] if library is None else library.entries)]]
+    listed = [*read_models(named), *([] if library is None else library.entries)]
+    specs = usable_specs(listed, spec_of, partial(warn, log_format=log_format))
     with ExitStack() as open_until_the_end:
         listener = open_until_the_end.enter_context(address.listen())
         key_file = _key_file(options.api_keys, open_until_the_end)
@@ -127,6 +130,30 @@ def serve_models(
             pinned = "; pinned" if spec.is_pinned else ""
             _say(f"model name: {spec.name}{also}{adapters}{pinned} ({spec.source})", log_format)
         serving.run(sockets=[listener])
+
+
+def usable_specs(
+    entries: Sequence[ModelEntry], spec_of: Callable[[ModelEntry], ModelSpec], warn: Callable[[str], None]
+) -> list[ModelSpec]:
+    """Return how to load each model. Those of folders that are certainly unusable are left out with a warning.
+
+    Raises:
+        InvalidParameter: none is left.
+        RadixLMError: a model that was named itself is unusable.
+    """
+    specs, is_short = [], False
+    for entry in entries:
+        try:
+            check_named(entry.source)
+            specs.append(spec_of(entry))
+        except (SourceError, ArtifactError) as error:
+            if not entry.is_found:
+                raise
+            is_short = True
+            warn(f"{entry.client_name} is left out: {error}")
+    if is_short and not specs:
+        raise InvalidParameter("no model is left to serve; the warnings name what is wrong with each")
+    return specs
 
 
 def artifacts_of(command: click.Command, shared: Sequence[str], spec: ModelSpec) -> Sequence[Path]:

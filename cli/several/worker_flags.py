@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from radixlm.runtime.errors import ArtifactError, InvalidParameter
 from radixlm.runtime.router.model_row import ModelSpec
 
+from ..environment import EnvironmentCommand
 from ..help_sections import flag_of, variable_of
 
 WORKER = (sys.executable, "-P", "-c", "from radixlm.cli.several.worker import main; main()")
@@ -88,9 +89,10 @@ def shared_flags(ctx: click.Context, given: Sequence[str]) -> list[str]:
 
 
 def worker_environment(ctx: click.Context) -> Mapping[str, str]:
-    """Return this process's environment without the variables of the router's flags."""
+    """Return this process's environment without the variables of the router's flags, and without unknown ones."""
+    assert isinstance(ctx.command, EnvironmentCommand)
     flags = {flag_of(param) for param in ctx.command.get_params(ctx) if isinstance(param, click.Option)}
-    left_out = {variable_of(flag) for flag in flags & OF_ROUTER}
+    left_out = {variable_of(flag) for flag in flags & OF_ROUTER} | {*ctx.command.unknown_variables(ctx)}
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 

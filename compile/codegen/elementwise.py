@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from .builder import bound
 from .vector import Expr, const, fma, splat
 from .vector import exp as _exp
+from .vector import tanh as _tanh
 
 Unary = Callable[[Expr, bool], Expr]
 Binary = Callable[[Expr, Expr, bool], Expr]
@@ -88,6 +89,11 @@ def relu2(x: Expr, has_fma: bool) -> Expr:
     """Return the square of `max(x, 0)` (So et al., 2021)."""
     positive = bound(T.Select(x < const(0), const(0), x))
     return positive * positive
+
+
+def tanh(x: Expr, has_fma: bool) -> Expr:
+    """Return the hyperbolic tangent of `x`."""
+    return _tanh(bound(x), has_fma)
 
 
 def silu_mul(gate: Expr, up: Expr, has_fma: bool) -> Expr:

@@ -184,10 +184,13 @@ class Settings:
 
     def function(self, default: str = "silu") -> Function:
         """Return the activation function of gated feed-forward layers, which `hidden_act` names."""
-        name = self("hidden_activation", self("hidden_act", default))
+        return self.named_function("hidden_act", self("hidden_activation", self("hidden_act", default)))
+
+    def named_function(self, key: str, name: Any) -> Function:
+        """Return the gated function that a key names. Raises UnsupportedArchitecture if it is not known."""
         if name not in _FUNCTIONS:
             known = ", ".join(_FUNCTIONS)
-            raise UnsupportedArchitecture(f"{self.label}: hidden_act {name!r} is not supported, only {known}")
+            raise UnsupportedArchitecture(f"{self.label}: {key} {name!r} is not supported, only {known}")
         return _FUNCTIONS[name]
 
     def rope(

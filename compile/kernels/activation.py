@@ -21,6 +21,7 @@ from ..codegen.elementwise import (
     silu_mul,
     softplus,
     swiglu_clamped,
+    tanh,
     times,
 )
 from ..codegen.lane_reductions import reduce_each
@@ -32,7 +33,7 @@ from .quantized_rows import QuantizedRows
 from .row_norms import inverse_rms, mean_and_inverse_deviation
 
 Gated = Literal["silu_mul", "gelu_tanh_mul", "gelu_mul", "relu2_mul", "swiglu_clamped"]
-Ungated = Literal["silu", "gelu_tanh", "gelu", "relu2", "identity"]
+Ungated = Literal["silu", "gelu_tanh", "gelu", "relu2", "tanh", "identity"]
 Norm = Literal["rms_norm", "layer_norm"]
 Function = Norm | Gated | Ungated
 Gate = Literal["sigmoid", "softplus", "silu", "identity"]
@@ -48,6 +49,7 @@ _UNGATED: dict[Function, Unary] = {
     "gelu_tanh": gelu_tanh,
     "gelu": gelu,
     "relu2": relu2,
+    "tanh": tanh,
     "identity": identity,
 }
 _GATES: dict[Gate, Unary] = {"sigmoid": sigmoid, "softplus": softplus, "silu": silu, "identity": identity}

@@ -1,6 +1,7 @@
-"""Rows of the embedding, from the same packed weights that a tied output matrix uses; learned rows; reordered inputs.
+"""Rows of the embedding, from the same packed weights that a tied output matrix uses; learned rows; rows of texts.
 
-The last is for a matrix whose format sorts its inputs by their groups.
+Inputs are reordered for a matrix whose format sorts them by their groups. A step has all tokens of a text whose types
+or means are computed, one after the other: that is so in models whose tokens see those after them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_lanes, for_each_row, serial
-from ..codegen.vector import Expr, const, lanes, splat, storage_type, to_f32, vector_type
+from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_lanes, for_each_row, registers, serial, when
+from ..codegen.vector import LANES, Expr, const, lanes, splat, storage_type, to_f32, vector_type
 from ..weights.codes import CODES
 from ..weights.kinds import WeightKind
 from ..weights.layout import GROUP, ROW_BLOCK
@@ -111,6 +112,49 @@ def add_rows(spec: AddRowsSpec) -> Any:
             for_each_lanes(spec.width, some)
 
         for_each_row(num_rows, row)
+    return k.function
+
+
+def token_types(separator_id: int) -> Any:
+    """Return the PrimFunc `(token_ids, positions, types, num_rows) -> 0`: 0 up to a text's first separator, then 1.
+
+    All are int32 `[num_rows]`. The separator's own type is 0.
+    """
+    with Kernel() as k:
+        token_ids, positions, types, num_rows = k.arguments(
+            token_ids="int32", positions="int32", types="int32", num_rows=SIZE
+        )
+        current = registers(1, "int32")
+        with serial(num_rows) as r:
+            with when(positions[r] == 0):
+                current[0] = T.int32(0)
+            types[r] = current[0]
+            with when(token_ids[r] == separator_id):
+                current[0] = T.int32(1)
+    return k.function
+
+
+def mean_rows(stride: int) -> Any:
+    """Return the PrimFunc `(x, row_of_token, num_rows) -> 0`: rows become means of those from each to its text's end.
+
+    They are added in float64, from the last one on. Rows have `stride` float32, a multiple of 16.
+    """
+    with Kernel() as k:
+        x, row_of_token, num_rows = k.arguments(x="float32", row_of_token="int32", num_rows=SIZE)
+
+        def column(c: Expr) -> None:
+            total, count = registers(LANES, "float64"), registers(1, "float64")
+            total[lanes(0)], count[0] = T.broadcast(T.float64(0), LANES), T.float64(0)
+            with serial(num_rows) as i:
+                r = bound(num_rows - 1 - i)
+                with when(row_of_token[r] != row_of_token[T.min(r + 1, num_rows - 1)]):
+                    total[lanes(0)], count[0] = T.broadcast(T.float64(0), LANES), T.float64(0)
+                where = lanes(r * stride + c * LANES)
+                total[lanes(0)] = total[lanes(0)] + T.Cast(f"float64x{LANES}", x[where])
+                count[0] = count[0] + T.float64(1)
+                x[where] = T.Cast(f"float32x{LANES}", total[lanes(0)] / T.broadcast(count[0], LANES))
+
+        for_each_row(T.int64(stride // LANES), column)
     return k.function
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from radixlm.runtime.artifact.model_config import EncoderInput, LayerInputs, ModelConfig
+from radixlm.runtime.artifact.model_config import EncoderInput, LayerInputs, ModelConfig, ScoreHead
 
 from ..ops.layers import Embedding, Linear, Norm, Part, Vector
-from ..ops.operations import Operations
+from ..ops.operations import Operations, ScoreSpec
 from .decoder_layer import DecoderLayer, model_norm
 from .mtp import MTPHead
 from .part_names import PartNames
@@ -22,7 +22,7 @@ A = TypeVar("A")
 
 
 class Decoder:
-    """The whole model, from tokens to logits, or to hidden states, as the configuration says."""
+    """The whole model, from tokens to logits, to hidden states or to a score, as the configuration says."""
 
     def __init__(self, config: ModelConfig, names: PartNames) -> None:
         self.config, self.names = config, names
@@ -38,6 +38,7 @@ class Decoder:
         self.dense = [
             Linear(names.dense(index), each.size, widths[index], each.bias) for index, each in enumerate(config.dense)
         ]
+        self.score = None if config.score is None else self._score_spec(config.score)
         self.embedding_norm = Norm("", config.hidden_size, config.norm_eps, has_gain=False)
         self.mtp = None if config.mtp is None else MTPHead(config, names)
 
@@ -60,6 +61,8 @@ class Decoder:
         if self.config.output == "logits" and not self.config.tie_word_embeddings:
             yield self.lm_head
         yield from self.dense
+        if (score := self.score) is not None:
+            yield from (part for part in (score.dense, score.norm, score.out) if part is not None)
         if self.mtp is not None:
             yield from self.mtp.parts()
 
@@ -74,6 +77,8 @@ class Decoder:
         inputs = None if self.layer_inputs is None else self.layer_inputs.forward(op, x)
         for layer in self.layers:
             x = layer.forward(op, x, inputs)
+        if self.score is not None:
+            return op.score(x, self.score)
         if config.output == "hidden":
             return op.hidden(x, self.norm, *self.dense)
         assert self.norm is not None, "a model without a last norm makes no logits"
@@ -87,6 +92,18 @@ class Decoder:
         assert self.mtp is not None
         return self.mtp.draft(op, self.embed_tokens, self.lm_head)
 
+    def _score_spec(self, head: ScoreHead) -> ScoreSpec:
+        """Return the parts of a reranker's head. The last layer has one row, which is not worth rounding."""
+        config, names, size = self.config, self.names, self.config.hidden_size
+        return ScoreSpec(
+            pooling=head.pooling,
+            last_norm=self.norm,
+            dense=Linear(names.model("score_dense"), size, size, head.dense_bias, sensitive=True),
+            function=head.function,
+            norm=model_norm(config, names.model("score_norm"), config.norm_eps) if head.norm else None,
+            out=Linear(names.model("score"), 1, size, head.bias, sensitive=True, exact=True),
+        )
+
 
 class EmbeddingSum:
     """The normalized sum of a token's embedding, its position's vector and its type's, as the configuration says."""
@@ -97,7 +114,9 @@ class EmbeddingSum:
 
         self.first_position = entering.first_position
         num_positions = config.max_position_embeddings + self.first_position
-        self.token_type = vector("token_type", config.hidden_size, entering.token_type)
+        self.separator_id = entering.separator_id
+        num_types = 1 if self.separator_id is None else 2
+        self.token_type = vector("token_type", num_types * config.hidden_size, entering.token_type)
         self.positions = vector("positions", num_positions * config.hidden_size, entering.positions)
         self.norm = model_norm(config, names.model("embedding_norm"), config.norm_eps)
 
@@ -108,7 +127,9 @@ class EmbeddingSum:
 
     def forward(self, op: Operations[R, A], x: R) -> R:
         """Return the sum for the embedded tokens `x`."""
-        if self.token_type is not None:
+        if self.token_type is not None and self.separator_id is not None:
+            x = op.add_token_types(x, self.token_type, self.norm.size, separator_id=self.separator_id)
+        elif self.token_type is not None:
             x = op.add_vector(x, self.token_type)
         if self.positions is not None:
             x = op.add_positions(x, self.positions, self.norm.size, first=self.first_position)

@@ -75,6 +75,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu2": relu2,
+    "tanh": np.tanh,
     "softplus": softplus,
 }
 GATED_FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from radixlm.runtime.artifact.model_config import (
     Attention,
@@ -16,6 +16,7 @@ from radixlm.runtime.artifact.model_config import (
     LatentAttention,
     Mamba2,
     ShortConvolution,
+    UngatedFunction,
 )
 
 from .layers import Embedding, ExpertLinear, HeadLinear, Linear, Norm, Vector
@@ -132,6 +133,24 @@ class ExpertsSpec:
     router_scale: Vector | None = None
 
 
+@dataclass(frozen=True)
+class ScoreSpec:
+    """A reranker's head: how a text's rows are pooled, and what makes one number of them.
+
+    Attributes:
+        last_norm: the model's last norm, of each row; None if the last layer's own norm is the last one.
+        dense: a linear layer, followed by `function` and then by `norm`, if there is one.
+        out: a linear layer with one output.
+    """
+
+    pooling: Literal["cls", "mean"]
+    last_norm: Norm | None
+    dense: Linear
+    function: UngatedFunction
+    norm: Norm | None
+    out: Linear
+
+
 R = TypeVar("R")  # rows of numbers, one for each token
 A = TypeVar("A")  # a function of rows that can enter a matrix
 
@@ -229,6 +248,12 @@ class Operations(Protocol[R, A]):
     def add_positions(self, x: R, positions: Vector, width: int, *, first: int) -> R:
         """Return `x` plus the stored row `first + position` of `width` numbers for each token."""
 
+    def add_token_types(self, x: R, types: Vector, width: int, *, separator_id: int) -> R:
+        """Return `x` plus a stored row of `width` numbers for each token, by its type.
+
+        Tokens up to a text's first separator have the first row, later ones the second.
+        """
+
     def scale(self, x: R, by: Vector) -> R:
         """Return `x` times a stored number."""
 
@@ -238,3 +263,7 @@ class Operations(Protocol[R, A]):
 
     def hidden(self, x: R, norm: Norm | None, *dense: Linear) -> R:
         """Apply the last norm and then linear layers, if there are any, likewise."""
+        ...
+
+    def score(self, x: R, spec: ScoreSpec) -> R:
+        """Return one number for each requested row; means are of the rows from there to the end of its text."""

@@ -15,8 +15,7 @@ from radixlm.runtime.artifact.manifest import KVLayout
 from radixlm.runtime.artifact.model_config import Function, ModelConfig
 
 from ..codegen.targets import Target
-from ..kernels.activation import gather_rows
-from ..kernels.embedding import AddRowsSpec, add_rows
+from ..kernels.embedding import AddRowsSpec, add_rows, mean_rows, token_types
 from ..kernels.embedding import embedding as embedding_kernel
 from ..kernels.hidden_rows import concat_previous, keep_hidden
 from ..kernels.row_norms import AddNormSpec, NormSpec, add_norm, bound_rows, normalize_rows, scale_rows
@@ -27,9 +26,10 @@ from .experts import ExpertOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
 from .lora import LoraOps
-from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
+from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec, ScoreSpec
 from .program import Activation, Argument, Gates, Input, Limits, Program, RowBuffer, Size, WeightTensor
 from .recurrent import RecurrentOps
+from .wanted_rows import WantedRows
 
 
 class Ops:
@@ -49,6 +49,7 @@ class Ops:
         self._linear = LinearOps(self.program, plan, target)
         self.rounded_inputs = self._linear.rounded_inputs
         self._lora = None if lora is None else LoraOps(self.program, lora, target)
+        self._wanted = WantedRows(self.program, limits)
         self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
@@ -214,6 +215,19 @@ class Ops:
         """Return `x` plus a stored row for each token's position, in place of x."""
         return self._add_rows(x, positions, AddRowsSpec(width, x.stride, first), Input("positions"))
 
+    def add_token_types(self, x: RowBuffer, types: Vector, width: int, *, separator_id: int) -> RowBuffer:
+        """Return `x` plus a stored row for each token's type, in place of x."""
+        of_tokens = self.program.scratch("token types", self.limits.num_tokens * 4)
+        self.program.call(
+            ("token_types", separator_id),
+            lambda: token_types(separator_id),
+            Input("token_ids"),
+            Input("positions"),
+            of_tokens,
+            x.num_rows,
+        )
+        return self._add_rows(x, types, AddRowsSpec(width, x.stride), of_tokens)
+
     def scale(self, x: RowBuffer, by: Vector) -> RowBuffer:
         """Return `x` times a stored number, in place of x."""
         number = self._vector(by)
@@ -234,11 +248,8 @@ class Ops:
         With integer weights, all logits come from activations in 8 bits. Then a row's largest logits are computed again
         from 16 bits.
         """
-        most = self.limits.num_logits
-        picked = self._picked(x, self.program.scratch("picked", most * x.stride * 4))
-        num_rows = picked.num_rows
-        out = RowBuffer(Input("logits"), round_up(head.num_outputs, ROW_BLOCK), (0,), num_rows, most)
-        normed = self.norm(picked, norm)
+        normed = self.norm(self._wanted.picked(x), norm)
+        out = self._wanted.outputs(head.num_outputs)
         self._linear.multiply(normed, (head,), out)
         self._linear.refine(normed, head, out)
         if factor != 1.0 or soft_cap is not None:
@@ -246,26 +257,49 @@ class Ops:
                 ("bound_rows", out.stride, factor, soft_cap),
                 lambda: bound_rows(out.stride, factor, soft_cap, self._target),
                 out.memory,
-                num_rows,
+                out.num_rows,
             )
         return out
 
     def hidden(self, x: RowBuffer, norm: Norm | None, *dense: Linear) -> RowBuffer:
         """Normalize the rows that are wanted, and multiply them, into the place where logits would be."""
         if not dense:
-            picked = self._picked(x, Input("logits"))
+            picked = self._wanted.picked(x, Input("logits"))
             return picked if norm is None else self.normalize(picked, norm)
-        num_rows, most = Size("num_logits"), self.limits.num_logits
-        rows = self._picked(x, self.program.scratch("picked", most * x.stride * 4))
+        rows = self._wanted.picked(x)
         entering = self.plain(rows, dense[0].num_inputs) if norm is None else self.norm(rows, norm)
         for index, layer in enumerate(dense):
-            stride = round_up(layer.num_outputs, ROW_BLOCK)
             is_last = index == len(dense) - 1
-            memory = Input("logits") if is_last else self.program.scratch(("dense", index), most * stride * 4)
-            rows = RowBuffer(memory, stride, (0,), num_rows, most)
+            rows = (
+                self._wanted.outputs(layer.num_outputs)
+                if is_last
+                else self._wanted.rows(("dense", index), layer.num_outputs)
+            )
             self._linear.multiply(entering, (layer,), rows)
             entering = self.plain(rows, layer.num_outputs)
         return rows
+
+    def score(self, x: RowBuffer, spec: ScoreSpec) -> RowBuffer:
+        """Pool the texts of the wanted rows, and write one number of each into the place where logits would be."""
+        normed = x if spec.last_norm is None else self.normalize(x, spec.last_norm)
+        if spec.pooling == "mean":
+            self.program.call(
+                ("mean_rows", x.stride),
+                lambda: mean_rows(x.stride),
+                normed.memory,
+                Input("row_of_token"),
+                normed.num_rows,
+            )
+        pooled = self._wanted.picked(normed)
+        dense = self._wanted.rows("score", spec.dense.num_outputs)
+        self._linear.multiply(self.plain(pooled, spec.dense.num_inputs), (spec.dense,), dense)
+        entering = self.activate(dense, spec.function, spec.dense.num_outputs)
+        if spec.norm is not None:
+            floats = replace(dense, memory=self._linear.floats(entering))
+            entering = self.plain(self.normalize(floats, spec.norm), spec.norm.size)
+        out = self._wanted.outputs(spec.out.num_outputs)
+        self._linear.multiply(entering, (spec.out,), out)
+        return out
 
     def _adapt(self, x: Activation, layers: Sequence[Linear], y: RowBuffer, factor: float = 1.0) -> None:
         """Add the adapters' part of the layers' outputs to `y`, if the artifact has room for adapters."""
@@ -275,19 +309,6 @@ class Ops:
     def _adapts(self, layers: Sequence[Linear]) -> bool:
         """Return whether adapters may change these layers."""
         return self._lora is not None and self._lora.changes(layers)
-
-    def _picked(self, x: RowBuffer, memory: Argument) -> RowBuffer:
-        """The rows whose logits are wanted, copied into `memory`."""
-        picked = RowBuffer(memory, x.stride, (0,), Size("num_logits"), self.limits.num_logits)
-        self.program.call(
-            ("gather_rows", x.stride),
-            lambda: gather_rows(x.stride),
-            x.memory,
-            Input("logit_rows"),
-            picked.memory,
-            picked.num_rows,
-        )
-        return picked
 
     def _add(self, x: RowBuffer, y: RowBuffer, spec: AddNormSpec, gain: Argument) -> RowBuffer:
         """Append `add_norm`. Returns `x`."""

@@ -20,7 +20,7 @@ from radixlm.runtime.artifact.model_config import Function, Rope
 
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, changes_experts, expert_weights, normalized, sigmoid
 from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
-from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
+from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec, ScoreSpec
 from .reference_mixers import (
     attend,
     gated_delta,
@@ -65,6 +65,7 @@ class ReferenceOps:
 
     Attributes:
         near_ties: for each token, whether a router was within `NEAR_TIE` of other experts.
+        score_deviation: for each token of a reranker, the deviation of scores that random weights would make.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ReferenceOps:
         self._token_ids, self._dtype = np.asarray(token_ids, dtype=np.int64), np.dtype(dtype)
         self._number: Any = self._dtype.type
         self.near_ties = np.zeros(len(self._token_ids), np.bool_)
+        self.score_deviation: Array | None = None
         self._kv: dict[int, tuple[Array, Array]] = {}  # by KV layer
         self._hidden: Array = np.zeros((0, 0), self._dtype)  # the rows that `keep_hidden` kept last
 
@@ -243,6 +245,11 @@ class ReferenceOps:
         """Return `x` plus a row for each token's position."""
         return (x[0] + self._read(positions.name).reshape(-1, width)[first + self.positions()],)
 
+    def add_token_types(self, x: JoinedOutputs, types: Vector, width: int, *, separator_id: int) -> JoinedOutputs:
+        """Return `x` plus the first row of `types` up to the first separator, then the second."""
+        is_after = np.cumsum(self._token_ids == separator_id) - (self._token_ids == separator_id) > 0
+        return (x[0] + self._read(types.name).reshape(-1, width)[is_after.astype(np.int64)],)
+
     def scale(self, x: JoinedOutputs, by: Vector) -> JoinedOutputs:
         """Return `x` times a stored number."""
         return (x[0] * self._read(by.name)[0],)
@@ -266,6 +273,16 @@ class ReferenceOps:
         for layer in dense:
             y = self._multiply(y, layer)
         return (y,)
+
+    def score(self, x: JoinedOutputs, spec: ScoreSpec) -> JoinedOutputs:
+        """Return a score of each row: of itself, or of the mean of all rows from it on."""
+        y = x[0] if spec.last_norm is None else self._norm(x[0], spec.last_norm)
+        if spec.pooling == "mean":
+            y = np.cumsum(y[::-1], axis=0)[::-1] / np.arange(len(y), 0, -1, dtype=self._dtype)[:, None]
+        y = FUNCTIONS[spec.function](self._multiply(y, spec.dense))
+        y = y if spec.norm is None else self._norm(y, spec.norm)
+        self.score_deviation = y.std(axis=-1) * np.linalg.norm(self._read(spec.out.name))
+        return (self._multiply(y, spec.out),)
 
     # Tests override the two methods below: the positions of tokens, and the attention of a head.
 

@@ -30,6 +30,7 @@ from .gguf_file import NOT_READ, GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
 from .model_tensors import ModelTensors
+from .pairs import scoring_pairs
 from .source import END_OF_REPLY, TensorInfo, ends_of_reply, sampling_of_gguf, usable_template
 from .text_vectors import (
     WITHOUT_LOGITS,
@@ -151,32 +152,36 @@ class GGUFSource(ModelTensors):
         self.name = name or whole_stem(path.name)
         settings = gguf_settings(self._file)
         self.embedding = embedding_of_gguf(metadata)
+        self.pairs = None
         described = model_config(settings)
-        if self.embedding is None:
-            require_causal(str(path), described)
-            self.config = described
-        else:
-            self.config = giving_hidden_states(described, _dense_outputs(self._file))
-        stored = GGUFTensors(self._file)
-        idle = () if self.embedding is None and not ranks(metadata) else WITHOUT_LOGITS
-        super().__init__(str(path), self.config, "gguf", stored, (*ROPE_FACTORS, *idle))
-        for name in sorted(self.used):
-            stored.check_type(name)
         try:
             vocabulary = vocabulary_from_gguf(metadata)
-            num_tokens, num_rows = len(vocabulary.tokens), self.config.vocab_size
+            num_tokens, num_rows = len(vocabulary.tokens), described.vocab_size
             if num_tokens > num_rows:
                 raise CorruptSource(f"the tokenizer has {num_tokens} tokens, the embedding {num_rows} rows")
             self.tokenizer_json = build_tokenizer_json(vocabulary)
         except (CorruptSource, UnsupportedTokenizer) as error:
             raise type(error)(f"{path}: {error}") from error
+        self.config = described
+        if self.embedding is not None:
+            self.config = giving_hidden_states(described, _dense_outputs(self._file))
+        elif described.score is not None:
+            self.config, self.pairs = scoring_pairs(str(path), described, self.tokenizer_json)
+        else:
+            require_causal(str(path), described)
+        stored = GGUFTensors(self._file)
+        idle = WITHOUT_LOGITS if self.config.output == "hidden" or ranks(metadata) else ()
+        super().__init__(str(path), self.config, "gguf", stored, (*ROPE_FACTORS, *idle))
+        for name in sorted(self.used):
+            stored.check_type(name)
         self.chat_template = usable_template(metadata.get("tokenizer.chat_template"))
         self.bos_token_id = vocabulary.bos_token_id
         self.add_bos_token = vocabulary.add_bos_token and vocabulary.bos_token_id is not None
         self.eos_token_ids = _eos_token_ids(metadata, vocabulary.tokens)
         self.sampling = sampling_of_gguf(metadata)
         ids = {text: index for index, text in enumerate(vocabulary.tokens) if text in ("yes", "no")}
-        self.reranking = None if self.embedding else reranking_of_gguf(metadata, self.name, ids)
+        is_causal = self.config.output == "logits"
+        self.reranking = reranking_of_gguf(metadata, self.name, ids) if is_causal else None
         self.info = SourceInfo(format="gguf", name=self.name, fingerprint=self._file.fingerprint())
 
     def release(self) -> None:
@@ -187,9 +192,16 @@ class GGUFSource(ModelTensors):
 
 
 def _dense_outputs(file: GGUFFile) -> tuple[DenseOutput, ...]:
-    """Return the linear layers behind the pooling of an embedding model, which are numbered from 2 on."""
+    """Return the linear layers behind the pooling of an embedding model, which are numbered from 2 on.
+
+    Raises CorruptSource if one is not a matrix.
+    """
     names = (f"dense_{number}" for number in itertools.count(2))
-    stored = itertools.takewhile(lambda name: f"{name}.weight" in file.tensors, names)
+    stored = [*itertools.takewhile(lambda name: f"{name}.weight" in file.tensors, names)]
+    vector = next((name for name in stored if len(file.tensors[f"{name}.weight"].shape) != 2), None)
+    if vector is not None:
+        shape = file.tensors[f"{vector}.weight"].shape.tolist()
+        raise CorruptSource(f"{file.path}: {vector}.weight has shape {shape}, it must be a matrix; fetch it again")
     return tuple(
         DenseOutput(size=int(file.tensors[f"{name}.weight"].shape[1]), bias=f"{name}.bias" in file.tensors)
         for name in stored

@@ -16,21 +16,18 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from radixlm.runtime.artifact.gguf_header import GGUF_MAGIC, MAX_STRINGS, MAX_TENSORS, require_gguf
 from radixlm.runtime.artifact.model_names import part_paths
 from radixlm.runtime.errors import CorruptSource, SourceError, SourceNotFound, UnsupportedTensor
 from radixlm.runtime.system import expect_reads
 
-from .source import one_line, require_content
+from .source import one_line
 
-MAX_STRINGS = 1 << 20  # maximum of one array: twice the merges of the largest vocabulary, Gemma's
-MAX_TENSORS = 1 << 16
 NOT_READ = "which cannot be read here; take a Q4_K_M, Q8_0 or F16 file of the same model"  # message for a tensor's type
 _LENGTH = struct.Struct("<Q").unpack_from  # length of a string
-_MAGIC = b"GGUF"
 _SPLIT_COUNT, _SPLIT_NUMBER, _SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
 _SAMPLE_BYTES = 1024  # bytes of each tensor that are part of the fingerprint
 _EXPECTED_BYTES = 16 << 10  # first bytes of each tensor that are prefetched: a row shows how a matrix is stored
-_OF_DIRECTORIES = (".safetensors", ".json", ".bin", ".model")  # files of models in a directory
 _TYPE_IDS = frozenset(gguf.GGML_QUANT_SIZES)
 
 
@@ -104,7 +101,8 @@ class _Part:
     """One file, mapped and parsed; the data of its tensors begin after `header_bytes`."""
 
     def __init__(self, path: Path) -> None:
-        _require_gguf(path)
+        require_gguf(path)
+        _require_version(path)
         try:
             with np.errstate(over="raise"):
                 reader = _BoundedReader(path)
@@ -146,14 +144,10 @@ def _contents(field: gguf.ReaderField) -> Any:
     return [bytes(field.parts[index]).decode() for index in field.data]
 
 
-def _require_gguf(path: Path) -> None:
-    """Raise SourceNotFound for a file of another kind, CorruptSource for an unsupported version."""
-    require_content(path)
+def _require_version(path: Path) -> None:
+    """Raise CorruptSource for an unsupported version."""
     with path.open("rb") as file:
-        magic, version = file.read(4), int.from_bytes(file.read(4), "little")
-    if not _MAGIC.startswith(magic):
-        whole = f"give its directory, {path.parent}" if path.suffix in _OF_DIRECTORIES else "give a .gguf file"
-        raise SourceNotFound(f"{path} is no valid GGUF file (it begins with {magic!r}); {whole}, or a model directory")
+        version = int.from_bytes(file.read(8)[len(GGUF_MAGIC) :], "little")
     # a version whose low bytes are zero is of a big-endian file
     if version & 0xFFFF and version not in gguf.gguf_reader.READER_SUPPORTED_VERSIONS:
         known = " and ".join(map(str, gguf.gguf_reader.READER_SUPPORTED_VERSIONS))

@@ -270,10 +270,14 @@ def _post_processor(vocabulary: Vocabulary) -> Json | None:
         before, after = ends
         return [*before, text, *after]
 
+    pair = template("A", 0) + template("B", 1)
+    if vocabulary.model in ENCODER_TOKENIZERS:  # the second text has a separator before it, or only the first one's end
+        is_bert, ends = vocabulary.model == "bert", [] if eos is None else [_special(vocabulary.tokens[eos], 0)]
+        pair = template("A", 0) + ([] if is_bert else ends) + template("B", int(is_bert))[bos is not None :]
     return {
         "type": "TemplateProcessing",
         "single": template("A", 0),
-        "pair": template("A", 0) + template("B", 1),
+        "pair": pair,
         "special_tokens": {text: {"id": text, "ids": [each], "tokens": [text]} for text, each in special.items()},
     }
 

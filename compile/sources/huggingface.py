@@ -24,6 +24,7 @@ from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, 
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
 from .model_tensors import ModelTensors
+from .pairs import scoring_pairs
 from .quantized.tensors import KINDS, Array, PlainTensor, Tensor, first_bytes, tensors
 from .source import sampling_of_generation_config
 from .text_vectors import (
@@ -53,12 +54,16 @@ class HuggingFaceSource(ModelTensors):
         family = FAMILIES[settings.architecture]
         stored = {family.usual_name(name): tensor for name, tensor in stored.items()}
         self.embedding = embedding_of_directory(path)
+        self.pairs = None
         described = model_config(settings)
+        tokenizer = HuggingFaceTokenizer(path, files.config, files.generation, vocab_size=described.vocab_size)
         dense = DenseLayers.of_directory(path)
         if self.embedding is not None:
             described = giving_hidden_states(described, dense.outputs)
             stored |= tensors(str(path), dense.arrays, None)
             self._arrays |= dense.arrays
+        elif described.score is not None:
+            described, self.pairs = scoring_pairs(str(path), described, tokenizer.json)
         else:
             require_causal(str(path), described)
         decoder = family.decoder(described)
@@ -70,20 +75,20 @@ class HuggingFaceSource(ModelTensors):
         self.config = replace(described, tie_word_embeddings=is_tied)
         rows = family.checkpoint_rows(family.decoder(self.config))
         named = separated(_without_idle_biases(usual, rows), rows)
-        ignored = WITHOUT_LOGITS if is_tied or self.embedding is not None else ()
+        ignored = WITHOUT_LOGITS if is_tied or described.output == "hidden" else ()
         checkpoint = CheckpointTensors(named)
         # both add the one that checkpoints of the hub subtract
         whole_gains = files.layout == "mlc" or _has_taps_of_mlx(self._arrays)
         super().__init__(str(path), self.config, "huggingface", checkpoint, ignored, whole_gains=whole_gains)
         self._check_types(path, named)
-        tokenizer = HuggingFaceTokenizer(path, files.config, files.generation, vocab_size=self.config.vocab_size)
         self.tokenizer_json = tokenizer.json
         self.chat_template = tokenizer.chat_template
         self.bos_token_id = tokenizer.bos_token_id
         self.eos_token_ids = tokenizer.eos_token_ids
         self.add_bos_token = tokenizer.add_bos_token
         self.sampling = sampling_of_generation_config(files.generation)
-        self.reranking = None if self.embedding else reranking_of_directory(path, self.name, tokenizer.ids)
+        is_causal = described.output == "logits"
+        self.reranking = reranking_of_directory(path, self.name, tokenizer.ids) if is_causal else None
         self.info = SourceInfo(format=files.layout, name=self.name, fingerprint=self._fingerprint(files.config))
 
     def release(self) -> None:

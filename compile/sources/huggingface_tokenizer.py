@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from radixlm.runtime.artifact.gguf_header import require_content
 from radixlm.runtime.errors import CorruptSource, SourceNotFound, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
 from .gguf_tokenizer import TokenType, Vocabulary, build_tokenizer_json
 from .model_files import read_json
-from .source import ends_of_reply, read_text, require_content, usable_template
+from .source import ends_of_reply, read_text, usable_template
 
 # Field numbers of sentencepiece_model.proto.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3

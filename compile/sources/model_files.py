@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from radixlm.runtime.artifact import MANIFEST
+from radixlm.runtime.artifact.local_models import CONFIG, INDEX, MLC_CONFIG, WEIGHTS, no_model, no_weights
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 from .quantized.mlc import MLC
@@ -20,9 +22,7 @@ from .quantized.tensors import Array, Format
 from .source import read_text
 from .tensor_files import INDEXES, SafetensorsFile, cached_arrays
 
-CONFIG, GENERATION, MLC_CONFIG = "config.json", "generation_config.json", "mlc-chat-config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_ADAPTER, _MANIFEST = "adapter_config.json", "manifest.json"  # files of directories that are not models
+GENERATION = "generation_config.json"
 Json = Mapping[str, Any]
 
 
@@ -64,11 +64,9 @@ def open_files(path: Path, label: str | None = None) -> ModelFiles:
         return HuggingFaceFiles(path, label or str(path))
     if (path / MLC_CONFIG).is_file():
         return MLCFiles(path, label or str(path))
-    if (path / _ADAPTER).is_file():
-        raise SourceNotFound(f"{path} is an adapter (LoRA), and no model; merge it into its model, and give that")
-    if (path / _MANIFEST).is_file():
+    if (path / MANIFEST).is_file():
         raise SourceNotFound(f"{path} is an artifact: it is compiled already; radixlm chat {path} runs it")
-    raise SourceNotFound(f"{path} is no model: it has no {CONFIG}; give a .gguf file or a model directory")
+    raise no_model(path)
 
 
 class HuggingFaceFiles:
@@ -198,9 +196,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
     if (path / WEIGHTS).is_file():
         return [SafetensorsFile(path / WEIGHTS)]
     if not (path / INDEX).is_file():
-        pickled = any(path.glob("*.bin")) or any(path.glob("*.pth"))
-        hint = "its weights are pickled, convert them to safetensors" if pickled else f"it has no {WEIGHTS}"
-        raise SourceNotFound(f"{path} is no model that can be read: {hint}")
+        raise no_weights(path)
     shards = read_index(path / INDEX)
     names = sorted(set(shards.values()))
     for name in names:

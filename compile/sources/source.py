@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
+from radixlm.runtime.artifact.gguf_header import require_content
 from radixlm.runtime.artifact.manifest import USUAL_SAMPLING, SamplingDefaults, SourceInfo
 from radixlm.runtime.artifact.model_config import ModelConfig
-from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, RerankingInfo
-from radixlm.runtime.errors import CorruptSource, SourceNotFound
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, PairTemplate, RerankingInfo
+from radixlm.runtime.errors import CorruptSource
 
 from ..weights.quantization import Float32, Weight, WeightPlanes
 
@@ -61,7 +62,12 @@ class Source(Protocol):
 
     @property
     def reranking(self) -> RerankingInfo | None:
-        """The way documents are scored by its logits; None if it is no reranker."""
+        """The way documents are scored by its logits; None if it does not do so."""
+        ...
+
+    @property
+    def pairs(self) -> PairTemplate | None:
+        """The tokens around a query and a document; None if it has no head that scores pairs."""
         ...
 
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -122,7 +128,6 @@ END_OF_REPLY = (
     "[e~[",  # MiniMax M2
 )
 
-_POINTER = b"version https://git-lfs"  # beginning of a pointer file of git
 # gpt-oss has both; its `<|end|>` ends only a part of a reply, such as reasoning
 _ENDS_OF_PARTS = ("<|return|>", "<|call|>")
 
@@ -139,19 +144,6 @@ _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)  # a comment of Jinja
 _DIGITS = 7  # significant digits of a float32, the type in GGUF
 
 T = TypeVar("T")
-
-
-def require_content(path: Path) -> None:
-    """Raise SourceNotFound for an unreadable file, CorruptSource for a pointer file of git."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(_POINTER))
-    except OSError as error:
-        raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
-    if begin == _POINTER:
-        raise CorruptSource(
-            f"{path} is a Git LFS pointer, not the file that it stands for; run git lfs pull in {path.parent}"
-        )
 
 
 def read_text(path: Path) -> str:

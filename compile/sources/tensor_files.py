@@ -19,10 +19,11 @@ import ml_dtypes
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from radixlm.runtime.artifact.gguf_header import require_content
 from radixlm.runtime.errors import CorruptSource, SourceNotFound, UnsupportedTensor
 from safetensors import SafetensorError, safe_open
 
-from .source import checked, one_line, require_content
+from .source import checked, one_line
 
 _open: Any = safe_open  # its methods have no types
 _FLOAT8 = {  # types that the library does not convert to arrays

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from msgspec.structs import replace
-from radixlm.runtime.artifact.model_config import DenseOutput, ModelConfig
+from radixlm.runtime.artifact.model_config import DenseOutput, ModelConfig, ScoreHead
 from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, Pooling, RerankingInfo
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 
@@ -140,12 +140,15 @@ class DenseLayers:
         return cls(tuple(outputs), arrays)
 
 
-def giving_hidden_states(config: ModelConfig, dense: tuple[DenseOutput, ...] = ()) -> ModelConfig:
-    """The model without all that makes logits of hidden states, and with linear layers in its place."""
+def giving_hidden_states(
+    config: ModelConfig, dense: tuple[DenseOutput, ...] = (), score: ScoreHead | None = None
+) -> ModelConfig:
+    """The model without all that makes logits of hidden states, and with linear layers or a head in its place."""
     return replace(
         config,
         output="hidden",
         dense=dense,
+        score=score,
         tie_word_embeddings=False,
         logits_factor=1.0,
         logits_soft_cap=None,

@@ -56,7 +56,7 @@ class Artifact:
             CorruptArtifact: the manifest is not valid, or a file is missing or differs from its description.
         """
         artifact = cls(Path(path), read_manifest(Path(path)))
-        artifact._check_sizes()
+        artifact.check_sizes()
         for name in sorted(artifact.manifest.files.keys() - {WEIGHTS}):
             artifact._check_digest(name)
         if check_weights:
@@ -154,7 +154,7 @@ class Artifact:
         except OSError as error:
             raise CorruptArtifact(f"{self.path / name} cannot be read ({error}); compile it again") from None
 
-    def _check_sizes(self) -> None:
+    def check_sizes(self) -> None:
         files = self.manifest.files
         unknown, missing = files.keys() - _ALLOWED_FILES, set(REQUIRED_FILES) - files.keys()
         if unknown or missing:

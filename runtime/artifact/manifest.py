@@ -12,7 +12,7 @@ import msgspec
 
 from .lora import LoraInfo
 from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Strict
-from .text_vectors import EmbeddingInfo, RerankingInfo
+from .text_vectors import EmbeddingInfo, PairTemplate, RerankingInfo
 
 FORMAT_VERSION: Final = 5
 PAGE_SIZE: Final = 16
@@ -294,7 +294,7 @@ class SourceInfo(Strict, frozen=True, kw_only=True):
 
 
 class Manifest(Strict, frozen=True, kw_only=True):
-    """The complete `manifest.json`. Models with `embedding` return hidden states instead of logits."""
+    """The complete `manifest.json`. Models with `embedding` return hidden states instead of logits, `pairs` scores."""
 
     format_version: Literal[5]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -310,5 +310,11 @@ class Manifest(Strict, frozen=True, kw_only=True):
     files: dict[str, FileInfo]
     embedding: EmbeddingInfo | None = None
     reranking: RerankingInfo | None = None
+    pairs: PairTemplate | None = None
     lora: LoraInfo | msgspec.UnsetType = msgspec.UNSET  # of artifacts that have room for adapters
     digest: Sha256 = UNSEALED  # of manifest.json itself, computed with zeros here
+
+    @property
+    def writes_text(self) -> bool:
+        """False for embedding models, and for rerankers with a head."""
+        return self.model.output == "logits"

@@ -33,8 +33,16 @@ class EmbeddingInfo(Strict, frozen=True, kw_only=True):
     default_prompt: str | None = None
 
 
+class PairTemplate(Strict, frozen=True, kw_only=True):
+    """The tokens that a reranker with a head gets before a query, between it and a document, and after that."""
+
+    before: tuple[_Id, ...] = ()
+    between: tuple[_Id, ...] = ()
+    after: tuple[_Id, ...] = ()
+
+
 class RerankingInfo(Strict, frozen=True, kw_only=True):
-    """The score that a reranker gives a document: `P(true) / (P(true) + P(false))` of the token after a prompt.
+    """The score that a language model gives a document: `P(true) / (P(true) + P(false))` of the token after a prompt.
 
     Attributes:
         true_id, false_id: the two tokens, such as `yes` and `no`.

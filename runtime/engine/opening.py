@@ -131,7 +131,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         draft_model: DraftModel | None = None
         if options.draft is not None:
             draft_model = memories.add(_open_draft(options, manifest, size, prompts, available))
-        vector_size = None if manifest.embedding is None else manifest.model.num_outputs
+        vector_size = None if manifest.writes_text else manifest.model.num_outputs
         limits = RequestLimits(prompts.vocab_size, size.context_length, vector_size)
         states: StatePool | None = None
         if size.num_state_slots:
@@ -235,8 +235,8 @@ def _open_draft(
         InvalidParameter: its vocabulary differs, or there is no memory for it.
     """
     draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(find_artifact(options.draft or ""))
-    if draft.manifest.embedding is not None:
-        raise InvalidParameter(f"the draft {draft.manifest.name} makes embeddings; a model drafts that writes text")
+    if not draft.manifest.writes_text:
+        raise InvalidParameter(f"the draft {draft.manifest.name} writes no text; a model drafts that writes some")
     if draft.manifest.model.state_bytes:
         raise InvalidParameter(f"the draft {draft.manifest.name} keeps states; a model guesses that keeps none")
     own = open_tokenizer(draft, None, options.clock)

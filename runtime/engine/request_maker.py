@@ -46,7 +46,10 @@ class RequestMaker:
     ) -> None:
         self._adapters = adapters
         self._prompts, self._model, self._options, self._limits = prompts, manifest.model, options, limits
-        self._name, self._writes = manifest.name, manifest.embedding is None
+        self._name, self._writes = manifest.name, manifest.writes_text
+        self._does, self._calls = "makes embeddings", "/v1/embeddings, embed"
+        if manifest.pairs is not None:
+            self._does, self._calls = "scores documents", "/v1/rerank, rerank"
         self._queue = queue
         self._default_params = SamplingParams.recommended(manifest.sampling)
         self._later = FollowUpTurns(prompts)
@@ -207,9 +210,7 @@ class RequestMaker:
     def _require_generates_text(self) -> None:
         """Raise InvalidRequest if the model generates no text."""
         if not self._writes:
-            raise InvalidRequest(
-                f"model {self._name} makes embeddings, and writes no text; ask for these (/v1/embeddings, embed)"
-            )
+            raise InvalidRequest(f"model {self._name} {self._does}, and writes no text; ask for these ({self._calls})")
 
 
 def _require_healable(params: SamplingParams | None, options: RequestOptions) -> None:

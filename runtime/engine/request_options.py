@@ -281,7 +281,7 @@ class RequestLimits:
 
     vocab_size: int  # tokens that both the tokenizer and the model know
     context_length: int  # tokens of prompt and reply together
-    vector_size: int | None = None  # of an embedding model: numbers per token
+    vector_size: int | None = None  # of a model that writes no text: numbers per token
 
     @property
     def num_outputs(self) -> int:

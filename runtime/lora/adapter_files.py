@@ -155,13 +155,17 @@ def _read_gguf(path: Path) -> AdapterFile | None:
     Raises:
         InvalidAdapter: it is damaged, no LoRA, or is active for a part of the tokens only (aLoRA).
     """
-    found = read_gguf(path)
+
+    def require_lora(metadata: Mapping[str, Any]) -> None:
+        kind = metadata.get("general.type"), metadata.get("adapter.type")
+        if kind != ("adapter", "lora"):
+            said = f"general.type {kind[0]!r:.40} and adapter.type {kind[1]!r:.40}"
+            raise InvalidAdapter(f"{path} has {said}; give a LoRA")
+
+    found = read_gguf(path, require_lora)
     if found is None:
         return None
     metadata, tensors = found
-    kind = metadata.get("general.type"), metadata.get("adapter.type")
-    if kind != ("adapter", "lora"):
-        raise InvalidAdapter(f"{path} has general.type {kind[0]!r:.40} and adapter.type {kind[1]!r:.40}; give a LoRA")
     if metadata.get("adapter.alora.invocation_tokens"):
         raise InvalidAdapter(f"{path} has {_REFUSED['alora_invocation_tokens']}, which is not served; merge it")
     alpha = metadata.get("adapter.lora.alpha", 0.0)

@@ -93,10 +93,15 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     }
 
 
-def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, StoredTensor]] | None:
+def read_gguf(
+    path: Path, check: Callable[[Mapping[str, Any]], None]
+) -> tuple[Mapping[str, Any], dict[str, StoredTensor]] | None:
     """Return the metadata of a GGUF file by key, and its tensors by name, in NumPy's order of dimensions.
 
     Returns None if the file does not begin as GGUF does.
+
+    Args:
+        check: raises InvalidAdapter for metadata of another kind of file, whose tensors are then not looked at.
 
     Raises:
         InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.
@@ -115,6 +120,7 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, StoredTensor]] |
         start = -(-cursor.at // alignment) * alignment
     except (ValueError, TypeError, ArithmeticError, struct.error) as error:
         raise InvalidAdapter(f"{path} is no whole GGUF file ({error}); fetch it again") from None
+    check(metadata)
     tensors = {
         name: _stored(path, name, _GGUF_TYPES.get(type_, f"type {type_}"), shape, data[start:], offset)
         for name, shape, type_, offset in listed

@@ -55,6 +55,7 @@ class RequestRecord:
     status: int = STATUS_CLIENT_GONE
     has_started: bool = False  # the response has begun
     namespace: bytes | None = None
+    key_number: int | None = None  # of the request's API key among several, from 1; the key itself is never logged
     completions: list[Completion] = field(default_factory=list)
     prefill: Callable[[], dict[str, int]] | None = None  # returns prompt token counts so far
     error: str | None = None
@@ -73,6 +74,8 @@ class RequestRecord:
             "method": scope["method"],
             "path": scope["path"],
             "status": self.status,
+            "client": client[0] if (client := scope.get("client")) else None,
+            **({} if self.key_number is None else {"key": self.key_number}),
             "namespace": None if self.namespace is None else self.namespace.hex()[:12],
         }
         if self.completions:

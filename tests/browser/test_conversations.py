@@ -154,9 +154,16 @@ def test_a_new_title_can_be_given_up_and_a_click_elsewhere_is_not_lost(page: Pag
     assert titles(page) == ["Third", "Second", "One"]
 
 
-def test_an_export_has_every_message(page: Page, tmp_path: Path) -> None:
+def test_an_export_has_every_message_and_all_that_repeats_the_last_reply(
+    page: Page, server: ServeProcess, tmp_path: Path
+) -> None:
     stream(page, {"delta": {"content": "A `tree`."}})
+    page.click("#settings summary")
+    page.fill("[name=system]", "Be brief.")
     say(page, "What is a tree?")
+    page.fill("[name=system]", "Another, for the next reply.")
+    [model] = server.json("/v1/models")["data"]
+    sampling = {**model["default_sampling"], "temperature": 0, "max_tokens": 24}
     show_list(page)
     one, every = page.get_by_role("button", name="Export", exact=True), page.locator("#export-all")
     for button, name in ((one, "What-is-a-tree.json"), (every, "radixlm-conversations.json")):
@@ -165,7 +172,8 @@ def test_an_export_has_every_message(page: Page, tmp_path: Path) -> None:
         assert download.value.suggested_filename == name
         download.value.save_as(tmp_path / "export.json")
         [told] = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))["conversations"]
-        assert (told["title"], set(told)) == ("What is a tree?", {"title", "updated_at", "messages"})
+        assert (told["title"], set(told)) == ("What is a tree?", {"title", "updated_at", "settings", "messages"})
+        assert told["settings"] == {"model": model["id"], "system": "Be brief.", **sampling}
         assert told["messages"] == [
             {"role": "user", "content": "What is a tree?"},
             {"role": "assistant", "content": "A `tree`."},

@@ -167,6 +167,22 @@ def test_one_of_several_models_is_chosen(page: Page) -> None:
     assert request.value.post_data_json["model"] == "large"
 
 
+def test_a_model_without_a_chat_template_cannot_be_chosen_and_says_why(page: Page) -> None:
+    models = [{"id": "silent", "has_chat_template": False}, {"id": "chatty", "has_chat_template": True}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": models}))
+    page.reload()
+    select = page.get_by_label("Model", exact=True)
+    expect(select).to_have_value("chatty")
+    silent = select.locator("option[value=silent]")
+    expect(silent).to_be_disabled()
+    expect(silent).to_have_attribute("title", re.compile("no chat template"))
+    expect(select.locator("option[value=chatty]")).to_be_enabled()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
+    with page.expect_request("**/v1/chat/completions") as request:
+        say(page, "Hi")
+    assert request.value.post_data_json["model"] == "chatty"
+
+
 def test_models_that_are_not_loaded_can_be_chosen_and_say_so(page: Page, open_page: OpenPage) -> None:
     open_page.expected.append("Failed to load resource: the server responded with a status of 409")
     small = {"id": "small", "state": "loaded", "max_input_tokens": 2048, "default_sampling": {}}

@@ -328,6 +328,33 @@ def test_an_agent_is_told_of_one_of_a_servers_models_which_is_loaded_for_it(caps
         server.shutdown()
 
 
+def test_a_model_that_cannot_chat_is_no_agents_choice() -> None:
+    """Each request of the agent failed."""
+
+    class Silent(ServerOfModels):
+        silent: ClassVar[dict[str, object]] = {"id": "silent", "max_model_len": 512, "has_chat_template": False}
+        others: ClassVar[list[dict[str, object]]] = []
+
+        def do_GET(self) -> None:
+            self._answer({"data": [self.silent, *self.others]})
+
+        def do_POST(self) -> None:
+            self._answer({"id": "late", "max_model_len": 512, "has_chat_template": False})
+
+    with HTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        for name in (None, "silent"):
+            with pytest.raises(ValueError, match=r"^silent of the server at .* has no chat template"):
+                ask_server(url, None, name)
+        Silent.others = [{"id": "late"}]
+        with pytest.raises(ValueError, match=r"^late of the server"):
+            ask_server(url, None)
+        Silent.others = [{"id": "chatty", "max_model_len": 9, "has_chat_template": True}]
+        assert ask_server(url, None) == Served(url, "chatty", 9)
+        server.shutdown()
+
+
 def test_a_server_that_launches_an_agent_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = fake_agent(tmp_path, "claude")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from radixlm.cli import cached_artifact
+from radixlm.cli.main import cli
 from radixlm.runtime.artifact.compiled_models import artifact_named
 from radixlm.runtime.errors import ArtifactNotFound
 from radixlm.runtime.server.http.listener import listen
@@ -224,17 +226,40 @@ def test_a_signal_ends_a_server_that_compiles(source: Path, cache: Path) -> None
     assert list(cache.iterdir()) == []
 
 
-def test_a_model_that_cannot_be_compiled_is_one_line(source: Path, cache: Path) -> None:
+def test_a_damaged_model_is_one_line_before_anything_is_compiled(source: Path, cache: Path) -> None:
     os.truncate(source / "model.safetensors", 5000)
-    for log in ((), ("--log-format", "json")):
-        done = _run("serve", source, "--port", "0", *log)
-        assert done.returncode == 2
-        last = done.stderr.splitlines()[-1]
-        assert "model.safetensors" in last and "fetch it again" in last
-        assert done.stderr.count("fetch it again") == 1 and "Traceback" not in done.stderr
-        if log:
-            assert [json.loads(line)["level"] for line in done.stderr.splitlines()][-1] == "error"
+    line = _error(_run("serve", source, "--port", "0"))
+    assert "model.safetensors is truncated" in line and "fetch it again" in line
+    assert not cache.exists()
+
+
+def test_a_model_that_cannot_be_compiled_is_one_line_and_nothing_is_announced(source: Path, cache: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    unknown = {"architectures": ["XyzzyForCausalLM"], "model_type": "xyzzy"}
+    (source / "config.json").write_text(json.dumps(config | unknown))
+    assert "XyzzyForCausalLM" in _error(_run("generate", source, *ARGUMENTS))
+    done = _run("serve", source, "--port", "0", "--log-format", "json")
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2 and json.loads(line)["level"] == "error" and "XyzzyForCausalLM" in line
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["serve", "--port", "0"], ["chat"], ["generate"], ["run"], ["pull"], ["inspect"], ["compile", "-o", "x.radixlm"]],
+)
+def test_a_folder_of_models_is_answered_with_their_names(command: list[str], cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (folder / name).write_text("GGUF")
+    prompt = ["hello"] if command == ["generate"] else []
+    done = CliRunner().invoke(cli, [*command, str(folder), *prompt])
+    assert done.exit_code == 2 and "compiling" not in done.output
+    assert (
+        f"such as {folder}/a.gguf" in done.output
+        and f"radixlm serve --models {folder} (it has a.gguf, b.gguf)" in done.output
+    )
 
 
 def test_a_cache_folder_that_cannot_be_is_said_with_what_to_do(source: Path, cache: Path, tmp_path: Path) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 import radixlm.runtime
 from click.testing import CliRunner
 from radixlm.cli import serving
+from radixlm.cli.environment import OTHER_VARIABLES
+from radixlm.cli.main import cli
 from radixlm.cli.serve import command
 from radixlm.cli.serving import Serving
+from radixlm.cli.several.worker_flags import worker_environment
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server.http.uvicorn_server import Address
 from radixlm.runtime.server.server_options import ServerOptions
 
 from ..runtime.server.real_server import real_engine
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -155,3 +163,54 @@ def test_every_option_has_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert (params["port"], params["kv_cache_bytes"], params["is_strict"]) == (9, 2_000_000_000, True)
     assert params["cors_origins"] == ("https://a.b", "https://c.d")
     assert command.make_context("serve", ["a.radixlm", "--port", "7"]).params["port"] == 7, "a flag is stronger"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PORT", "abc", "'RADIXLM_PORT': 'abc' is not a valid integer"),
+        ("KV_CACHE_GB", "-1", "RADIXLM_KV_CACHE_GB is -1.0; it must be"),
+        ("RECORD_MB", "5", "RADIXLM_RECORD_MB is given and --record is not"),
+        ("STORE_GB", "5", "RADIXLM_STORE_GB is given and --store is not"),
+    ],
+)
+def test_an_error_names_the_variable_that_has_the_value(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    def message(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, ["serve", "nowhere.gguf", "--uds", "s", *arguments])
+        assert result.exit_code == 2
+        return result.output
+
+    monkeypatch.setenv(f"RADIXLM_{name}", value)
+    assert says in message()
+    flag = f"--{name.lower().replace('_', '-')}"
+    said = message(flag, value)
+    assert flag in said and "RADIXLM_" not in said, "a flag wins"
+
+
+def test_an_unknown_variable_is_warned_about_once_and_kept_from_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RADIXLM_KV_CACHE", "2")
+    monkeypatch.setenv("RADIXLM_XYZZY", "2")
+    result = CliRunner().invoke(cli, ["serve", "nowhere.gguf", "--port", "0"])
+    first, second, error = result.stderr.splitlines()
+    assert first == "warning: RADIXLM_KV_CACHE is no option, and is ignored; did you mean RADIXLM_KV_CACHE_GB?"
+    assert second == "warning: RADIXLM_XYZZY is no option, and is ignored; radixlm serve --help lists the options"
+    assert "nowhere.gguf does not exist" in error
+    lines = CliRunner().invoke(cli, ["serve", "nowhere.gguf", "--log-format", "json"]).stderr.splitlines()
+    assert [json.loads(line)["level"] for line in lines] == ["warning", "warning", "error"]
+    context = command.make_context("serve", ["a.gguf"])
+    assert "RADIXLM_XYZZY" not in worker_environment(context) and "PATH" in worker_environment(context)
+
+
+def test_every_variable_of_the_code_and_the_tests_is_known() -> None:
+    context = command.make_context("serve", ["a.gguf"])
+    known = {param.envvar for param in command.get_params(context) if isinstance(param, click.Option)}
+    folders = ("bench", "cli", "compile", "docs", "examples", "package", "runtime", "tests", "tokenizer_fix")
+    files = [ROOT / "Makefile", *(file for folder in folders for file in (ROOT / folder).rglob("*.[pm][yd]"))]
+    texts = [file.read_text(encoding="utf-8") for file in files if file != Path(__file__)]
+    found = {name for text in texts for name in re.findall(r"\bRADIXLM_[A-Z0-9_]*[A-Z0-9]\b", text)}
+    assert found - known == OTHER_VARIABLES & found
+    assert {name for name in OTHER_VARIABLES if name not in found} <= {"RADIXLM_COMPLETE"}

@@ -14,6 +14,7 @@ import pytest
 from radixlm.compile.ops.reference_ops import ReferenceOps
 from radixlm.compile.reference import evaluate
 from radixlm.compile.sources import open_source
+from radixlm.compile.sources.gguf_file import GGUFFile
 from radixlm.compile.sources.text_vectors import embedding_of_gguf, reranking_by_name, reranking_of_gguf
 from radixlm.runtime.artifact.text_vectors import EmbeddingInfo
 from radixlm.runtime.engine.engine import Engine
@@ -322,3 +323,16 @@ def test_a_gguf_embedding_model_ends_texts_as_its_tokenizer_does(tmp_path: Path)
         assert source.embedding == EmbeddingInfo(pooling="last") and source.config.output == "hidden"
         single = json.loads(source.tokenizer_json)["post_processor"]["single"]
         assert single[-1]["SpecialToken"]["id"] == "<|im_end|>"
+
+
+def test_a_vector_in_place_of_a_linear_layer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_gguf.write(tiny_of("qwen3"), tmp_path / "tiny.gguf", more={"qwen3.pooling_type": 3})
+    opens = GGUFFile.__init__
+
+    def with_vector(file: GGUFFile, path: Path) -> None:
+        opens(file, path)
+        file.tensors["dense_2.weight"] = file.tensors["output_norm.weight"]
+
+    monkeypatch.setattr(GGUFFile, "__init__", with_vector)
+    with pytest.raises(CorruptSource, match=r"dense_2\.weight has shape \[\d+\], it must be a matrix"):
+        open_source(path)

@@ -43,23 +43,24 @@ class TinyEncoder(TinyFamily):
     prefix: str = field(kw_only=True)
     keys: Mapping[str, str] = field(kw_only=True, default_factory=dict)
     pooling: str = field(kw_only=True, default="mean")
+    file: Path = field(kw_only=True, default=FILE)
 
     def write(self, directory: Path, off: Off | None = None, *, saved: bool = False) -> Path:
         """Write the checkpoint with sentence-transformers' files, as the hub or as `save_pretrained` names tensors."""
         super().write(directory, off)
         for name in ("generation_config.json", "tokenizer_config.json"):
             (directory / name).unlink()
-        _dump(directory / "tokenizer.json", self.tokens())
+        dump(directory / "tokenizer.json", self.tokens())
         if saved:
-            about = about_saved(self.name)
+            about = about_saved(self.name, self.file)
             arrays = {new: self.tensors[old][slice(*rows)] for new, (old, *rows) in about["names"].items()}
             save_file(arrays, directory / "model.safetensors", metadata={"format": "pt"})
-            _dump(directory / "config.json", about["config"])
+            dump(directory / "config.json", about["config"])
         steps = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
         kinds = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in steps]
-        _dump(directory / "modules.json", kinds)
+        dump(directory / "modules.json", kinds)
         (directory / "1_Pooling").mkdir(exist_ok=True)
-        _dump(directory / "1_Pooling" / "config.json", {key: name == self.pooling for name, key in POOLINGS.items()})
+        dump(directory / "1_Pooling" / "config.json", {key: name == self.pooling for name, key in POOLINGS.items()})
         return directory
 
     def texts(self) -> list[list[int]]:
@@ -67,11 +68,11 @@ class TinyEncoder(TinyFamily):
         return [[NUM_SPECIAL + each % (VOCAB_SIZE - NUM_SPECIAL) for each in self._ids(n)] for n in LENGTHS]
 
 
-def _dump(path: Path, content: object) -> None:
+def dump(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
-def _config(architecture: str, model_type: str, **changes: Any) -> dict[str, Any]:
+def encoder_config(architecture: str, model_type: str, **changes: Any) -> dict[str, Any]:
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 172}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 320}
     return {"architectures": [architecture], "model_type": model_type, **sizes, **layers, **changes}
@@ -82,7 +83,7 @@ def _norm(name: str, size: int) -> Iterator[Part]:
     yield bias(name, size, 0.2)
 
 
-def _linear(name: str, rows: int, columns: int, scale: float = 1.0) -> Iterator[Part]:
+def linear(name: str, rows: int, columns: int, scale: float = 1.0) -> Iterator[Part]:
     yield matrix(name, rows, columns, scale)
     yield bias(name, rows, 0.3)
 
@@ -96,20 +97,20 @@ def _learned(c: Config, prefix: str) -> Iterator[Part]:
     yield from _norm(f"{at}LayerNorm", hidden)
 
 
-def _bert(prefix: str) -> Callable[[Config], Iterator[Part]]:
+def bert_parts(prefix: str) -> Callable[[Config], Iterator[Part]]:
     def parts(c: Config) -> Iterator[Part]:
         hidden, inner = c["hidden_size"], c["intermediate_size"]
         yield from _learned(c, prefix)
         for layer in range(c["num_hidden_layers"]):
             at = f"{prefix}encoder.layer.{layer}."
             for name, scale in (("query", SCORE), ("key", SCORE), ("value", 1.0)):
-                yield from _linear(f"{at}attention.self.{name}", hidden, hidden, scale)
-            yield from _linear(f"{at}attention.output.dense", hidden, hidden)
+                yield from linear(f"{at}attention.self.{name}", hidden, hidden, scale)
+            yield from linear(f"{at}attention.output.dense", hidden, hidden)
             yield from _norm(f"{at}attention.output.LayerNorm", hidden)
-            yield from _linear(f"{at}intermediate.dense", inner, hidden)
-            yield from _linear(f"{at}output.dense", hidden, inner)
+            yield from linear(f"{at}intermediate.dense", inner, hidden)
+            yield from linear(f"{at}output.dense", hidden, inner)
             yield from _norm(f"{at}output.LayerNorm", hidden)
-        yield from _linear(f"{prefix}pooler.dense", hidden, hidden)  # which embeddings do without
+        yield from linear(f"{prefix}pooler.dense", hidden, hidden)  # which embeddings do without
 
     return parts
 
@@ -130,7 +131,7 @@ def _nomic(c: Config) -> Iterator[Part]:
         yield from _norm(f"{at}norm2", hidden)
 
 
-def _modernbert(c: Config) -> Iterator[Part]:
+def modernbert_parts(c: Config) -> Iterator[Part]:
     hidden, inner = c["hidden_size"], c["intermediate_size"]
     yield "model.embeddings.tok_embeddings.weight", (c["vocab_size"], hidden), 0.0, 1.0
     yield gain("model.embeddings.norm", hidden)
@@ -147,12 +148,15 @@ def _modernbert(c: Config) -> Iterator[Part]:
 
 
 def _template(first: str, last: str) -> dict[str, Any]:
-    """A post-processor with a token before each text, and one after it."""
+    """A post-processor with a token before each text, and one after it; `[SEP]` or `</s></s>` is between two."""
     ids = {first: control_ids()[first], last: control_ids()[last]}
     single = [{"SpecialToken": {"id": first, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     single.append({"SpecialToken": {"id": last, "type_id": 0}})
     tokens = {text: {"id": text, "ids": [index], "tokens": [text]} for text, index in ids.items()}
-    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    end, second = {"SpecialToken": {"id": last, "type_id": 0}}, int(last == "[SEP]")
+    pair = [*single, *([] if second else [end]), {"Sequence": {"id": "B", "type_id": second}}]
+    pair.append({"SpecialToken": {"id": last, "type_id": second}})
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
 def control_ids() -> dict[str, int]:
@@ -240,8 +244,8 @@ _ALL = (
     TinyEncoder(
         "bert",
         301,
-        _config("BertModel", "bert", type_vocab_size=2, layer_norm_eps=1e-12, hidden_act="gelu", pad_token_id=0),
-        parts=_bert(""),
+        encoder_config("BertModel", "bert", type_vocab_size=2, layer_norm_eps=1e-12, hidden_act="gelu", pad_token_id=0),
+        parts=bert_parts(""),
         offs=_BERT,
         tokens=wordpiece,
         prefix="bert.",
@@ -250,7 +254,7 @@ _ALL = (
     TinyEncoder(
         "xlm_roberta",
         302,
-        _config(
+        encoder_config(
             *("XLMRobertaModel", "xlm-roberta"),
             max_position_embeddings=322,
             type_vocab_size=1,
@@ -260,7 +264,7 @@ _ALL = (
             bos_token_id=0,
             eos_token_id=2,
         ),
-        parts=_bert("roberta."),
+        parts=bert_parts("roberta."),
         offs=(*_BERT, Off("first_position", config={"pad_token_id": 0})),
         tokens=unigram,
         prefix="roberta.",
@@ -311,7 +315,7 @@ _ALL = (
     TinyEncoder(
         "modernbert",
         304,
-        _config(
+        encoder_config(
             *("ModernBertModel", "modernbert"),
             num_hidden_layers=4,
             local_attention=32,
@@ -329,7 +333,7 @@ _ALL = (
             cls_token_id=2,
             sep_token_id=3,
         ),
-        parts=_modernbert,
+        parts=modernbert_parts,
         offs=(
             Off("window", config={"local_attention": 640}),
             Off("pattern", config={"global_attn_every_n_layers": 2}),
@@ -348,9 +352,9 @@ ENCODERS: Mapping[str, TinyEncoder] = {tiny.name: tiny for tiny in _ALL}
 
 
 @cache
-def about_saved(name: str) -> dict[str, Any]:
+def about_saved(name: str, file: Path = FILE) -> dict[str, Any]:
     """What `save_pretrained` writes of an encoder: `config`, and by each tensor's name the stored one and its rows."""
-    with np.load(FILE) as arrays:
+    with np.load(file) as arrays:
         about: dict[str, Any] = json.loads(str(arrays[name]))
     return about
 

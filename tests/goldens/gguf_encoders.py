@@ -7,7 +7,7 @@ Names of tensors are gguf's own. Needs NumPy and gguf.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,19 @@ import numpy as np
 from gguf import MODEL_ARCH, TokenType
 
 from .encoders import NUM_SPECIAL, TinyEncoder
+from .rerankers import TinyReranker
 
 ARCHITECTURES = {"bert": MODEL_ARCH.BERT, "xlm_roberta": MODEL_ARCH.BERT, "nomic_bert": MODEL_ARCH.NOMIC_BERT}
 _POOLINGS = {"mean": gguf.PoolingType.MEAN, "cls": gguf.PoolingType.CLS}
 
 
-def write(tiny: TinyEncoder, path: Path) -> Path:
-    """Write `tiny` to `path`, and return it."""
+def write(tiny: TinyEncoder, path: Path, *, with_pooler: bool = False, labels: Sequence[str] = ("LABEL_0",)) -> Path:
+    """Write `tiny` to `path`, and return it.
+
+    Args:
+        with_pooler: do not leave out BERT's pooler, as the converter does.
+        labels: of a reranker.
+    """
     arch = ARCHITECTURES[tiny.name]
     config = {tiny.keys.get(key, key): value for key, value in tiny.config.items()}
     first = config["pad_token_id"] + 1 if tiny.name == "xlm_roberta" else 0
@@ -34,7 +40,10 @@ def write(tiny: TinyEncoder, path: Path) -> Path:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_layer_norm_eps(config["layer_norm_eps"])
     writer.add_causal_attention(False)
-    writer.add_pooling_type(_POOLINGS[tiny.pooling])
+    is_reranker = isinstance(tiny, TinyReranker)
+    writer.add_pooling_type(gguf.PoolingType.RANK if is_reranker else _POOLINGS[tiny.pooling])
+    if is_reranker:
+        writer.add_classifier_output_labels(labels)
     if "rope_theta" in config:
         writer.add_rope_freq_base(config["rope_theta"])
     writer.add_token_type_count(config["type_vocab_size"])
@@ -42,8 +51,11 @@ def write(tiny: TinyEncoder, path: Path) -> Path:
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in tiny.tensors.items():
         bare = name.removeprefix(tiny.prefix)
-        if bare.startswith("pooler."):
+        if bare.startswith("pooler.") and not with_pooler:
             continue
+        bare = bare.replace("pooler.dense", "classifier.dense")
+        if bare in ("classifier.weight", "classifier.bias"):
+            bare = bare.replace("classifier", "classifier.out_proj")
         stored = names.get_name(bare, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         if "position_embeddings" in name:

@@ -20,6 +20,7 @@ venv=$(cd "$venv" && pwd)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.make_embeddings)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.make_adapters)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.make_encoders)
+(cd ../.. && "$venv/bin/python" -m tests.goldens.make_rerankers)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.transformers_cuts)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.real $(.venv/bin/python -m tests.real_models))
 gguf=${1:-}

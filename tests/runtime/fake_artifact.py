@@ -19,8 +19,16 @@ from radixlm.runtime.artifact.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
-from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope, ShortConvolution
-from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, RerankingInfo
+from radixlm.runtime.artifact.model_config import (
+    Attention,
+    Dense,
+    LayerConfig,
+    ModelConfig,
+    Rope,
+    ScoreHead,
+    ShortConvolution,
+)
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, PairTemplate, RerankingInfo
 from radixlm.tokenizer_fix import TokenizerProfile, profile_tokenizer
 
 ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=Rope(theta=1e4, rotary_dim=4))
@@ -58,6 +66,7 @@ def fake_artifact(
     attention: Attention = ATTENTION,
     embedding: EmbeddingInfo | None = None,
     reranking: RerankingInfo | None = None,
+    pairs: PairTemplate | None = None,
 ) -> FakeArtifact:
     """The artifact of a model that has this tokenizer; if it is recurrent, a layer keeps `STATE_BYTES`."""
     ffn = Dense(intermediate_size=4)
@@ -74,7 +83,8 @@ def fake_artifact(
             layers=tuple(layers),
             norm_eps=1e-5,
             max_position_embeddings=context_length,
-            output="logits" if embedding is None else "hidden",
+            output="logits" if embedding is None and pairs is None else "hidden",
+            score=None if pairs is None else ScoreHead(),
         ),
         context_length=context_length,
         quantization=QuantizationInfo(mode="f32", kinds={}),
@@ -99,6 +109,7 @@ def fake_artifact(
         files={WEIGHTS: FileInfo(size=0, sha256="0" * 64)},
         embedding=embedding,
         reranking=reranking,
+        pairs=pairs,
     )
     return FakeArtifact(manifest, tokenizer_json, chat_template)
 

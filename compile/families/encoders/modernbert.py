@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixlm.runtime.artifact.model_config import EncoderInput, LayerConfig, ModelConfig, Rope
+from radixlm.runtime.artifact.model_config import EncoderInput, LayerConfig, ModelConfig, Rope, ScoreHead
 
 from ..settings import LayerType, Settings
 from .bert import Encoder
@@ -12,7 +12,11 @@ class ModernBert(Encoder):
     """ModernBERT: layers with windows have rotary positions of their own, and the first layer's input is normalized."""
 
     title = "ModernBERT"
-    huggingface = {"ModernBertForMaskedLM": "modernbert", "ModernBertModel": "modernbert"}
+    huggingface = {
+        "ModernBertForSequenceClassification": "modernbert",
+        "ModernBertForMaskedLM": "modernbert",
+        "ModernBertModel": "modernbert",
+    }
     gguf_names = {}
     defaults = {"norm_eps": 1e-5, "hidden_activation": "gelu", "local_attention": 128}
     names = {
@@ -23,6 +27,7 @@ class ModernBert(Encoder):
         "ffn_norm": "mlp_norm.weight",
         "o": "attn.Wo.weight",
         "down": "mlp.Wo.weight",
+        "score_dense": "model.head.dense.weight",
     }
     renamed = {**Encoder.renamed, r"\.attn\.Wqkv\.": ".self_attn.qkv_proj.", r"\.mlp\.Wi\.": ".mlp.gate_up_proj."}
     ignored = ("model.head.*", "model.decoder.*", "model.classifier.*")
@@ -48,6 +53,19 @@ class ModernBert(Encoder):
             norm="layer_bias" if c("norm_bias") else "layer",
             norm_eps=c.number("norm_eps"),
             encoder_input=EncoderInput(),
+            score=self.head(c),
+        )
+
+    def head(self, c: Settings) -> ScoreHead | None:
+        """Return the head of a reranker, which normalizes between its two layers. None for other models."""
+        if not self.scores(c):
+            return None
+        function = c.named_function("classifier_activation", c("classifier_activation", "gelu")).removesuffix("_mul")
+        return ScoreHead(
+            pooling=c("classifier_pooling", "cls"),
+            function=function,  # type: ignore[arg-type]  # checked with the model
+            dense_bias=bool(c("classifier_bias")),
+            norm=True,
         )
 
     def _slides(self, c: Settings, index: int) -> bool:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from radixlm.runtime.artifact.local_models import INDEX, WEIGHTS
 from radixlm.runtime.artifact.model_names import HUB, HubName, part_names
 from radixlm.runtime.errors import SourceNotFound
 
-from ..model_files import INDEX, WEIGHTS, read_index
+from ..model_files import read_index
 from ..text_vectors import FILES as VECTOR_FILES
 from .gguf_choice import choose_gguf, list_quantizations
 from .repository import Repository, repositories

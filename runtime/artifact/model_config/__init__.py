@@ -67,10 +67,12 @@ __all__ = [
     "Rope",
     "RopeScaling",
     "Router",
+    "ScoreHead",
     "SharedExpert",
     "ShortConvolution",
     "Strict",
     "Temperature",
+    "UngatedFunction",
     "YarnScaling",
     "is_gated",
 ]
@@ -137,11 +139,14 @@ class EncoderInput(Strict, frozen=True, kw_only=True):
     Attributes:
         positions: each position has a learned vector; `first_position` is the row of a sequence's first token.
         token_type: all tokens have the vector of the first token type.
+        separator_id: tokens after the first one of this id have the vector of the second token type instead: they are
+            the second text of a pair.
     """
 
     positions: bool = False
     first_position: Index = 0
     token_type: bool = False
+    separator_id: Index | None = None
 
 
 class DenseOutput(Strict, frozen=True, kw_only=True):
@@ -149,6 +154,23 @@ class DenseOutput(Strict, frozen=True, kw_only=True):
 
     size: Dimension
     bias: bool = False
+
+
+class ScoreHead(Strict, frozen=True, kw_only=True):
+    """The head of a reranker, which makes one number of a text's hidden states: a linear layer with one output.
+
+    Attributes:
+        pooling: which hidden state enters: that of the first token, or the mean of all.
+        function: a linear layer of `hidden_size` outputs comes before, followed by this function.
+        dense_bias, bias: of that layer, and of the last one.
+        norm: after the function there is a norm like that of the layers.
+    """
+
+    pooling: Literal["cls", "mean"] = "cls"
+    function: UngatedFunction = "tanh"
+    dense_bias: bool = True
+    norm: bool = False
+    bias: bool = True
 
 
 class ModelConfig(Strict, frozen=True, kw_only=True):
@@ -165,6 +187,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         mtp: the layer of a multi-token prediction head, which drafts tokens (DeepSeek-V3, 2024); it has attention.
         output: what is computed of a token: logits, or in embedding models the hidden state after the last norm.
         dense: outputs of linear layers that hidden states then pass, one after the other.
+        score: the head that makes one number of the hidden states of a text, in rerankers.
     """
 
     architecture: Architecture
@@ -186,12 +209,15 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     mtp: LayerConfig | None = None
     output: Literal["logits", "hidden"] = "logits"
     dense: tuple[DenseOutput, ...] = ()
+    score: ScoreHead | None = None
 
     @property
     def num_outputs(self) -> int:
-        """Numbers that are computed of a token: logits of the vocabulary, or a hidden state."""
+        """Numbers that are computed of a token: logits of the vocabulary, a hidden state, or a score."""
         if self.output == "logits":
             return self.vocab_size
+        if self.score is not None:
+            return 1
         return self.dense[-1].size if self.dense else self.hidden_size
 
     @property

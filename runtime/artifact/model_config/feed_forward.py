@@ -10,7 +10,7 @@ from typing import Literal
 from .ranges import Count, Dimension, NotNegative, Positive, Strict
 
 GatedFunction = Literal["silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2_mul", "swiglu_clamped"]
-UngatedFunction = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+UngatedFunction = Literal["silu", "gelu", "gelu_tanh", "relu2", "tanh"]
 Function = GatedFunction | UngatedFunction
 
 

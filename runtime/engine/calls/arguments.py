@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypedDict, TypeGuard
+from types import UnionType
+from typing import Any, Protocol, TypedDict, TypeGuard, get_origin
 
 from ...chat.grammar import Grammar
 from ...errors import InvalidArgument
@@ -63,8 +64,16 @@ class SchemaModel(Protocol):
         ...
 
 
-ResponseFormat = Mapping[str, Any] | SchemaModel | Grammar
-"""The format of a reply: a JSON schema, OpenAI's `response_format`, a pydantic model, or a grammar."""
+class SchemaAdapter(Protocol):
+    """An object that describes a type as a JSON schema; pydantic's `TypeAdapter` does."""
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON schema."""
+        ...
+
+
+ResponseFormat = Mapping[str, Any] | SchemaModel | SchemaAdapter | type | UnionType | Grammar
+"""The format of a reply: a JSON schema, OpenAI's `response_format`, a type that pydantic knows, or a grammar."""
 Params = SamplingParams | SamplingKeywords
 """Sampling parameters, or a mapping of the fields that differ from the engine's `default_params`."""
 
@@ -123,10 +132,8 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     """
     if response_format is None or isinstance(response_format, Grammar):
         return response_format
-    if (describe := getattr(response_format, "model_json_schema", None)) is not None:
-        return Grammar.json_schema(describe())
     if not isinstance(response_format, Mapping):
-        raise _wrong("response_format", response_format, "a JSON schema, a pydantic model or a Grammar")
+        return Grammar.json_schema(_schema_of(response_format))
     match response_format:
         case {"type": "text"}:
             return None
@@ -137,6 +144,31 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
         case {"type": "json_schema"}:
             raise _wrong("response_format", response_format, '{"type": "json_schema", "json_schema": {"schema": ...}}')
     return Grammar.json_schema(response_format)
+
+
+def _schema_of(described: Any) -> Mapping[str, Any]:
+    """Return the JSON schema of a pydantic model, a `TypeAdapter`, or a type such as `list[int]`.
+
+    Raises:
+        InvalidArgument: it is none of these, or pydantic is not installed or has no schema for the type.
+    """
+    for method in ("model_json_schema", "json_schema"):
+        if (describe := getattr(described, method, None)) is not None:
+            schema: Mapping[str, Any] = describe()
+            return schema
+    known = "a JSON schema, a pydantic model, a type or a Grammar"
+    if not isinstance(described, type) and get_origin(described) is None:
+        raise _wrong("response_format", described, known)
+    try:
+        from pydantic import PydanticUserError, TypeAdapter
+        from pydantic.errors import PydanticInvalidForJsonSchema
+    except ImportError:
+        raise _wrong("response_format", described, f"{known}; types need pydantic, so install it") from None
+    try:
+        return TypeAdapter(described).json_schema()
+    except (PydanticUserError, PydanticInvalidForJsonSchema) as error:
+        reason = str(error).partition(". ")[0]
+        raise _wrong("response_format", described, f"a type that pydantic has a JSON schema for ({reason})") from error
 
 
 def are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:

@@ -32,8 +32,8 @@ class TextCalls(ABC):
         engine.generate("x", max_tokens=5, response_format={"type": "object"}, cache_match="off")
 
     Keywords are the fields of `SamplingParams` and `RequestOptions`, `options`, which is a whole `RequestOptions`, and
-    `response_format`: a JSON schema, OpenAI's `response_format`, a pydantic model, or a `Grammar`. Fields that are not
-    given come from the positional value, else from the engine's `default_params`.
+    `response_format`: a JSON schema, OpenAI's `response_format`, a pydantic model, another type that pydantic knows, or
+    a `Grammar`. Fields that are not given come from the positional value, else from the engine's `default_params`.
     """
 
     default_params: SamplingParams
@@ -74,7 +74,7 @@ class TextCalls(ABC):
         Args:
             params: `SamplingParams`, or a mapping of the fields that differ from the engine's `default_params`.
             options: fields of `SamplingParams` and `RequestOptions`, which override `params` and `options`, a whole
-                `RequestOptions`; and `response_format`, a JSON schema or a pydantic model that the reply must follow.
+                `RequestOptions`; and `response_format`, a JSON schema or a type that the reply must follow.
 
         Raises:
             InvalidArgument: an argument is unknown or of the wrong kind; also a TypeError.

@@ -22,7 +22,6 @@ from ..request_options import NO_OPTIONS, Prompt, RequestOptions
 from .hidden_states import HiddenStateReader
 from .prompts import VectorPrompts
 from .results import DocumentScore, Embedding, best_first, embedding_of, require_dimensions, score_of
-from .token_scores import TokenScoreReader
 
 
 class VectorCalls(ABC):
@@ -100,7 +99,8 @@ class VectorCalls(ABC):
     ) -> list[DocumentScore]:
         """Return the score of each document for a query, the best first.
 
-        The instruction and the query are computed once: documents find them in the prefix cache.
+        The instruction and the query are computed once: documents find them in the prefix cache. A reranker with a head
+        reads the query with each document, and takes no instruction.
 
         Args:
             top_n: the most documents; None: all.
@@ -108,6 +108,7 @@ class VectorCalls(ABC):
 
         Raises:
             InvalidRequest: the model is no reranker, or a text cannot be encoded.
+            InvalidParameter: the model takes no instruction.
             ContextLengthExceeded: of a document; the message has its index.
             EngineError: as `embed`.
         """
@@ -152,10 +153,10 @@ class VectorCalls(ABC):
         `on_ready` is called in the engine's thread after each output of the stream.
         """
         self._require_usable()
-        info = self.vector_prompts.reranking
+        reranker = self.vector_prompts.reranker
         request = self._requests.reading(
             lambda: self.vector_prompts.pair(query, document, instruction),
-            lambda prompt: TokenScoreReader(info.true_id, info.false_id, len(prompt.ids)),
+            lambda prompt: reranker.reader(len(prompt.ids)),
             options,
         )
         return self._start(request, on_ready)

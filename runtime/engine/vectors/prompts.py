@@ -5,18 +5,16 @@ Knows one model's tokenizer and the prompts in its artifact; not requests.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from functools import partial
 
 from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer
 
 from ...artifact.manifest import Manifest
-from ...artifact.text_vectors import EmbeddingInfo, RerankingInfo
+from ...artifact.text_vectors import EmbeddingInfo
 from ...chat.artifact_tokenizer import checked_ids, refusing
 from ...errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter, InvalidRequest
 from ..request_options import Prompt
-
-_PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
+from .rerankers import CrossEncoder, PromptedReranker, Reranker
 
 
 class VectorPrompts:
@@ -29,10 +27,11 @@ class VectorPrompts:
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, *, max_tokens: int) -> None:
         self._tokenizer, self._manifest, self._max_tokens = tokenizer, manifest, max_tokens
         self._suffix = tokenizer.profile.template_suffix_ids
-        special = {token.text: token.id for token in tokenizer.profile.added_tokens if token.special and token.text}
-        self._special_ids: Mapping[str, int] = special
-        texts = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
-        self._special = re.compile(f"({texts})") if texts else None
+        self._reranker: Reranker | None = None
+        if manifest.pairs is not None:
+            self._reranker = CrossEncoder(manifest.pairs)
+        elif manifest.reranking is not None:
+            self._reranker = PromptedReranker(manifest.reranking, tokenizer.profile)
 
     @property
     def embedding(self) -> EmbeddingInfo:
@@ -48,15 +47,15 @@ class VectorPrompts:
         return self._manifest.embedding
 
     @property
-    def reranking(self) -> RerankingInfo:
-        """The settings by which the model scores documents.
+    def reranker(self) -> Reranker:
+        """The way the model scores documents.
 
         Raises:
             InvalidRequest: it is no reranker.
         """
-        if self._manifest.reranking is None:
+        if self._reranker is None:
             raise InvalidRequest(f"model {self._manifest.name} is no reranker; ask one, such as Qwen3-Reranker")
-        return self._manifest.reranking
+        return self._reranker
 
     def text(self, text: Prompt, prompt_name: str | None = None) -> PreparedPrompt:
         """Prepare a text to embed: the model's instruction of this name, the text, and the tokenizer's own tokens.
@@ -85,31 +84,17 @@ class VectorPrompts:
         return self._prompt_of([*ids, *self._suffix])
 
     def pair(self, query: str, document: str, instruction: str | None = None) -> PreparedPrompt:
-        """Prepare a query and a document in the model's template. Control tokens in them are text.
+        """Prepare a query and a document for the reranker. Control tokens in them are text.
 
         Raises:
             ContextLengthExceeded: it has more than `max_tokens` tokens.
+            InvalidParameter: the reranker takes no instruction.
             InvalidRequest: a text cannot be encoded, or the model is no reranker.
         """
-        info = self.reranking
-        values = {"instruction": info.instruction if instruction is None else instruction}
-        values |= {"query": query, "document": document}
-        ids: list[int] = []
+        encode = partial(self._tokenizer.encode, max_tokens=self._max_tokens)
         with refusing(has_reply=False):
-            for part in self._sections(info.template, values):
-                if isinstance(part, int):
-                    ids.append(part)
-                else:
-                    ids += self._tokenizer.encode(part, add_bos=None if not ids else False, max_tokens=self._max_tokens)
+            ids = self.reranker.ids(encode, query, document, instruction)
         return self._prompt_of(ids)
-
-    def _sections(self, template: str, values: Mapping[str, str]) -> Iterator[str | int]:
-        """Yield the texts between the template's own control tokens, with `values` filled in, and the tokens' ids."""
-        for part in [template] if self._special is None else self._special.split(template):
-            if part in self._special_ids:
-                yield self._special_ids[part]
-            elif part:
-                yield _PLACEHOLDER.sub(lambda found: values[found[1]], part)
 
     def _prompt_of(self, ids: list[int]) -> PreparedPrompt:
         """Return token ids as a prepared prompt.

@@ -16,7 +16,7 @@ from ...errors import EngineClosed, InvalidParameter
 from ...model.batch import Float32Array
 from ..completion import Completion
 from .hidden_states import PooledState
-from .token_scores import TokenScore
+from .score_readers import Score
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def embedding_of(completion: Completion, info: EmbeddingInfo, dimensions: int | 
 def score_of(completion: Completion, index: int) -> DocumentScore:
     """Return the score of the document at this index of a rerank request, from the completion of its prompt."""
     usage = completion.usage
-    value = _reading_of(completion, TokenScore).value
+    value = _reading_of(completion, Score).value
     return DocumentScore(index, value, usage.prompt_tokens, usage.cached_tokens)
 
 

@@ -19,7 +19,7 @@ from ...cache.cache_namespace import CacheScope
 from ...errors import InvalidParameter
 from ..errors import HTTPError, respond
 from ..page import PAGE_PATHS
-from ..request_log import HEALTH_PATHS, METRICS_PATHS
+from ..request_log import HEALTH_PATHS, METRICS_PATHS, record_of
 from ..server_options import ServerOptions
 from .connection import header_of
 
@@ -67,6 +67,8 @@ class ApiKeys:
             headers = {"WWW-Authenticate": "Bearer"}
             return respond(HTTPError(401, message, code="invalid_api_key"), scope, headers)
         scope.setdefault("state", {})["api_key"] = key
+        if len(self._keys) > 1 and key is not None:
+            record_of(scope).key_number = 1 + [own for own, _ in self._keys].index(key)
         return None
 
     def _opens_metrics(self, scope: Scope) -> bool:

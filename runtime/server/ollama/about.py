@@ -120,8 +120,9 @@ def delete_refused() -> HTTPError:
 def capabilities(served: Served) -> list[str]:
     """Return a model's capabilities by Ollama's names."""
     prompts = served.engine.prompts
-    if served.engine.manifest.embedding is not None:
-        return ["embedding"]
+    manifest = served.engine.manifest
+    if not manifest.writes_text:
+        return [] if manifest.embedding is None else ["embedding"]
     found = ["completion"]
     if prompts.chat_template is not None:
         found.append("tools")

@@ -129,6 +129,7 @@ export class Chat {
     const before = conversation.turns;
     const running = (this.running = new AbortController());
     conversation.turns = turns;
+    conversation.settings = this.settings.record();
     this.list.save(conversation);
     this.draw();
     this.setRunning(true);

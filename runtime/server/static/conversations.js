@@ -8,7 +8,8 @@ const MAX_KEPT = 100;
 const MAX_CHARS = 2_000_000; // over all; browsers allow about 5 million
 const MAX_TITLE = 80;
 
-// Return {id, title, updatedAt, turns}. A turn is {role, content, figures}; replies alone have figures, see figures.js.
+// Return {id, title, updatedAt, turns, settings}. A turn is {role, content, figures}; replies alone have figures, see
+// figures.js. The settings are those of the last reply, see settings.js; undefined if the conversation is older than they are.
 // The conversation is stored with its first message.
 export function newConversation() {
   return { id: randomId(), title: "", updatedAt: 0, turns: [] };
@@ -139,15 +140,15 @@ function kept() {
 function read(key) {
   const text = localStorage.getItem(key);
   try {
-    const { id, title, updatedAt, turns } = JSON.parse(text);
-    return { id, title, updatedAt, turns: turns.map(({ role, content, figures }) => ({ role, content, figures })), numChars: text.length };
+    const { id, title, updatedAt, turns, settings } = JSON.parse(text);
+    return { id, title, updatedAt, settings, turns: turns.map(({ role, content, figures }) => ({ role, content, figures })), numChars: text.length };
   } catch {
     return null; // missing, or not written by this page
   }
 }
 
-function written({ id, title, updatedAt, turns }) {
-  return JSON.stringify({ id, title, updatedAt, turns });
+function written({ id, title, updatedAt, turns, settings }) {
+  return JSON.stringify({ id, title, updatedAt, turns, settings });
 }
 
 function stored(key, text) {
@@ -170,7 +171,7 @@ function fileName(title) {
 }
 
 function download(name, conversations) {
-  const told = conversations.map(({ title, updatedAt, turns }) => ({ title, updated_at: new Date(updatedAt).toISOString(), messages: messagesOf(turns) }));
+  const told = conversations.map(({ title, updatedAt, turns, settings }) => ({ title, updated_at: new Date(updatedAt).toISOString(), settings, messages: messagesOf(turns) }));
   const link = make("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify({ conversations: told }, null, 2)], { type: "application/json" }));
   link.download = `${name}.json`;

@@ -34,10 +34,12 @@ async function start() {
 
 // Show the model's name, or a choice of several.
 function showModels(models) {
-  if (!models.some(({ id }) => id === settings.model)) settings.model = "";
-  const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
+  if (!models.some((model) => model.id === settings.model && canChat(model))) settings.model = "";
+  const chosen = models.find(({ id }) => id === settings.model) ?? models.find(canChat) ?? models[0];
+  if (chosen !== models[0]) settings.model = chosen.id; // the server's first cannot chat, or another was chosen
   if (models.length > 1) {
     const select = make("select", "", ...models.map((model) => new Option(labelOf(model), model.id, false, model.id === chosen.id)));
+    disableSilent(select, models);
     select.ariaLabel = "Model";
     select.addEventListener("change", () => {
       settings.model = select.value;
@@ -51,8 +53,20 @@ function showModels(models) {
   }
   const context = chosen.max_input_tokens ? `, a context of ${chosen.max_input_tokens.toLocaleString("en")} tokens` : "";
   byId("model").title = chosen.id + context;
-  settings.showDefaults(chosen.default_sampling ?? {});
+  settings.showDefaults(chosen.id, chosen.default_sampling ?? {});
   document.title = `${chosen.id} · radixlm`;
+}
+
+// A model that is not loaded may tell only later that it has no chat template.
+function canChat(model) {
+  return model.has_chat_template !== false;
+}
+
+function disableSilent(select, models) {
+  for (const option of select.options) {
+    option.disabled = models.some((model) => model.id === option.value && !canChat(model));
+    option.title = option.disabled ? "This model has no chat template: it continues texts only (/v1/completions)" : "";
+  }
 }
 
 // Return the label of a model. One that is not loaded can be chosen: the first message loads it.
@@ -64,6 +78,7 @@ function labelOf({ id, state, percent }) {
 async function showStates(select) {
   const models = (await api.json("v1/models", { isQuiet: true }).catch(() => null))?.data ?? [];
   for (const option of select.options) option.text = labelOf(models.find(({ id }) => id === option.value) ?? { id: option.value });
+  disableSilent(select, models);
 }
 
 let wasGone = false; // the last question for health was not answered

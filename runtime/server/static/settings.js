@@ -10,6 +10,8 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 export class Settings {
   constructor(onChange) {
     this.form = byId("composer");
+    this.defaultModel = ""; // until the server has named it
+    this.defaults = {};
     this.fields = [...byId("settings").querySelectorAll("[name]")];
     const stored = JSON.parse(sessionStorage.getItem(STORE) ?? "{}");
     for (const field of this.fields) field.value = stored[field.name] ?? "";
@@ -41,6 +43,13 @@ export class Settings {
     return false;
   }
 
+  // Return what a reader needs to repeat a reply: the model, the system prompt, and the sampling, the server's defaults included.
+  record() {
+    const sampling = Object.fromEntries(NUMBERS.map((name) => [name, this.value(name) || this.defaults[name]]).filter(([, value]) => value !== undefined));
+    for (const name in sampling) sampling[name] = Number(sampling[name]);
+    return { model: this.model || this.defaultModel, system: this.value("system"), ...sampling };
+  }
+
   // The chosen model; "" for the server's first.
   get model() {
     return sessionStorage.getItem(MODEL) ?? "";
@@ -50,8 +59,10 @@ export class Settings {
     sessionStorage.setItem(MODEL, name);
   }
 
-  // Show the server's defaults in empty fields.
-  showDefaults(defaults) {
+  // Show the defaults of a model in empty fields.
+  showDefaults(model, defaults) {
+    this.defaultModel = model;
+    this.defaults = defaults;
     for (const field of this.fields) if (field.name in defaults) field.placeholder = String(Math.round(defaults[field.name] * 1e4) / 1e4);
   }
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from radixlm.cli.serve import command
 from radixlm.cli.several.model_list import ModelEntry, read_models
+from radixlm.cli.several.serve_models import usable_specs
 from radixlm.cli.several.worker_flags import parsed_flags
-from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter
+from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter, SourceNotFound
+from radixlm.runtime.router.model_row import ModelSpec
 
 TOML = """
 [[model]]
@@ -130,3 +132,27 @@ def test_options_of_a_model_are_checked_before_anything_is_loaded(flags: list[st
     with pytest.raises(InvalidParameter, match=r"^models\.toml, model 3: ") as refused:
         parsed_flags(command, "a.radixlm", flags, "models.toml, model 3")
     assert says in str(refused.value)
+
+
+def test_models_of_a_folder_that_are_unusable_are_left_out_with_a_warning(tmp_path: Path, tiny_artifact: Path) -> None:
+    (tmp_path / "broken.gguf").write_text("hello")
+    (tmp_path / "empty.radixlm").mkdir()
+    (tmp_path / "good.radixlm").symlink_to(tiny_artifact)
+    warnings: list[str] = []
+
+    def usable(*given: Path) -> list[str]:
+        found = usable_specs(read_models([*map(str, given)]), spec_of, warnings.append)
+        return [spec.name for spec in found]
+
+    assert usable(tmp_path) == ["good"]
+    assert [warning.partition(" is left out: ")[0] for warning in warnings] == ["broken", "empty"]
+    assert "begins with b'hell'" in warnings[0] and "manifest.json" in warnings[1]
+    with pytest.raises(SourceNotFound, match="begins with b'hell'"):
+        usable(tmp_path / "broken.gguf", tmp_path)
+    (tmp_path / "good.radixlm").unlink()
+    with pytest.raises(InvalidParameter, match="no model is left to serve"):
+        usable(tmp_path)
+
+
+def spec_of(entry: ModelEntry) -> ModelSpec:
+    return ModelSpec(entry.client_name, entry.source)

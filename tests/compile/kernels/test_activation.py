@@ -31,6 +31,7 @@ RARE: tuple[Function, ...] = (
     "gelu_tanh",
     "gelu",
     "relu2",
+    "tanh",
 )
 GATES: dict[Gate, Any] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -91,6 +92,7 @@ def expected_floats(spec: ActivationSpec, x: np.ndarray, gain: np.ndarray) -> np
         "gelu_tanh": lambda x: x * np.exp(-np.logaddexp(0, -2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
         "gelu": lambda x: x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2)),
         "relu2": lambda x: np.maximum(x, 0) ** 2,
+        "tanh": np.tanh,
     }[spec.function.removesuffix("_mul")](values) * (up if spec.function.endswith("_mul") else 1)
 
 

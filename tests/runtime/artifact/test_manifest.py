@@ -45,7 +45,7 @@ def test_a_manifest_survives_being_written_and_read(tiny_artifact: Path) -> None
         ("model.layers.0.mixer.rope.scaling", {"kind": "none"}),
         ("model.layers.0.mixer.rope.scaling", {"kind": "linear", "factor": 0}),
         ("model.layers.0.mixer.kind", "mamba"),
-        ("model.layers.0.ffn.function", "tanh"),
+        ("model.layers.0.ffn.function", "cube"),
         ("model.layers.0.norms", "none"),
         ("context_length", 15),
         ("context_length", MAX_TOKENS + 1),
@@ -78,7 +78,7 @@ def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) ->
     optional |= {"quantization.token_bytes", "quantization.source_token_bytes", "quantization.token_weights"}
     optional |= {"model.residual_factor", "model.logits_factor", "model.logits_soft_cap", "model.output_bias", "digest"}
     optional |= {"model.layer_inputs", "model.mtp", "model.output", "model.dense", "model.encoder_input", "embedding"}
-    optional |= {"reranking", "lora"}
+    optional |= {"reranking", "pairs", "lora", "model.score"}
     for path in _struct_fields(fields):
         if path in optional or path.split(".")[0] == "sampling":
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,19 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(InvalidAdapter, match=r"general.type None and adapter.type None; give a LoRA"):
+        read_adapter(tmp_path / "model.gguf")
+
+
+def test_a_model_is_refused_before_its_tensors_are_read(tmp_path: Path) -> None:
+    """The file would be a terabyte if it were whole, and its tensor is of no type that adapters have."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "bert")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(tmp_path / "model.gguf", 1 << 40)
+    with pytest.raises(InvalidAdapter, match=r"general.type .* give a LoRA"):
         read_adapter(tmp_path / "model.gguf")
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact.text_vectors import EmbeddingInfo
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
-from ..engine.vectors.fake_vectors import RERANKING, vector_engine
+from ..engine.vectors.fake_vectors import PAIRS, RERANKING, vector_engine
 from ..fake_artifact import HIDDEN_SIZE
 
 TEXTS = ["once there was", "a dog", "once there was a cat"]
@@ -168,3 +169,36 @@ def test_pairs_are_scored_in_order(scores: TestClient, reranker: Engine) -> None
     for wrong in ({"text_1": ["a", "b"], "text_2": DOCUMENTS}, {"text_1": "a", "text_2": []}):
         assert scores.post("/v1/score", json=wrong).status_code == 400
     assert scores.post("/v1/rerank", json={"query": "a", "documents": []}).status_code == 400
+
+
+def test_a_cross_encoder_answers_the_same_requests() -> None:
+    """Its score is the sigmoid of its number, which a fake one makes of the number of tokens."""
+
+    def put_numbers(batch: Batch, rows: np.ndarray) -> None:
+        lengths = np.bincount(batch.arrays.row_of_token)
+        rows[:] = lengths[batch.arrays.row_of_token[batch.arrays.logit_rows]][:, None] / 10
+
+    with vector_engine(pairs=PAIRS, bidirectional=True, context_length=64) as (engine, model):
+        model.after = put_numbers
+        client = TestClient(create_app(engine))
+        body = {"query": "dog", "documents": DOCUMENTS, "return_documents": True}
+        reply = client.post("/v1/rerank", json=body).json()
+        lengths = {each.index: each.prompt_tokens for each in engine.rerank("dog", DOCUMENTS)}
+        assert reply["usage"]["prompt_tokens"] == sum(lengths.values())
+        for each in reply["results"]:
+            assert each["document"] == {"text": DOCUMENTS[each["index"]]}
+            expected = 1 / (1 + np.exp(-lengths[each["index"]] / 10))
+            assert each["relevance_score"] == pytest.approx(expected, rel=1e-6)
+        pairs = client.post("/v1/score", json={"text_1": "dog", "text_2": DOCUMENTS}).json()["data"]
+        by_index = {each["index"]: each["relevance_score"] for each in reply["results"]}
+        assert {each["index"]: each["score"] for each in pairs} == by_index
+        for path, more, message in (
+            ("/v1/rerank", {"instruction": "about cats"}, "takes no instruction"),
+            ("/v1/rerank", {"documents": ["a " * 100]}, "maximum context length is 64 tokens"),
+            ("/v1/embeddings", {}, "makes no embeddings"),
+            ("/v1/chat/completions", {}, "scores documents, and writes no text"),
+        ):
+            bodies = {"/v1/rerank": body, "/v1/embeddings": {"input": "a"}}
+            chat = {"messages": [{"role": "user", "content": "a"}]}
+            response = client.post(path, json={**bodies.get(path, chat), **more})
+            assert response.status_code == 400 and message in response.json()["error"]["message"]

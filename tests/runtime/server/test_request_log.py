@@ -45,6 +45,7 @@ def test_a_reply_has_counts_times_and_the_reason_of_its_end(
         "method": "POST",
         "path": "/v1/chat/completions",
         "status": 200,
+        "client": "testclient",
         "namespace": engine.namespaces_asked[0].hex()[:12],
         "prompt_tokens": 3,
         "cached_tokens": 2,
@@ -56,6 +57,19 @@ def test_a_reply_has_counts_times_and_the_reason_of_its_end(
     }
     line = logged.records[-1].getMessage()
     assert "id=mine-1" in line and "secret" not in line and "Hello" not in line and "\n" not in line
+
+
+@pytest.mark.parametrize(("keys", "number"), [((), None), (("sk-first",), None), (("sk-first", "sk-other"), 2)])
+def test_who_asked_is_logged_by_address_and_the_number_of_the_key(
+    engine: FakeEngine, logged: pytest.LogCaptureFixture, keys: tuple[str, ...], number: int | None
+) -> None:
+    headers = {"authorization": f"Bearer {keys[-1]}"} if keys else {}
+    with TestClient(create_app(engine, api_keys=keys)) as client:  # type: ignore[arg-type]
+        client.post("/v1/chat/completions", json=CHAT, headers=headers)
+    said = fields(logged)
+    assert (said["client"], said.get("key")) == ("testclient", number)
+    assert "sk-" not in logged.records[-1].getMessage()
+    assert (f" client=testclient key={number} " in logged.records[-1].getMessage()) == (number is not None)
 
 
 def test_choices_are_counted_together(client: TestClient, logged: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ class SmallDisk(OSFiles):
 
     directory: Path
     others_bytes: int = 0
+    num_refused: int = 0  # writes that did not fit
 
     @property
     def free_bytes(self) -> int:
@@ -40,6 +41,7 @@ class SmallDisk(OSFiles):
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         if sum(memoryview(buffer).nbytes for buffer in buffers) > self.free_bytes:
+            self.num_refused += 1
             raise OSError(errno.ENOSPC, "on purpose")
         return super().pwritev(fd, buffers, offset)
 
@@ -76,6 +78,7 @@ def test_a_store_larger_than_its_disk_leaves_a_reserve_free(disk: SmallDisk) -> 
                 page_keys = put(store, seed)
                 assert num_read(store, page_keys) == 5, "the oldest make room"
                 assert disk.free_bytes >= RESERVE_BYTES
+            assert disk.num_refused == 0, "room is made before the write that needs it"
             assert not store.stats().is_off
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, TypeAdapter
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.tools.tool_format import AnyTool, Tool
 from radixlm.runtime.engine.calls.arguments import RequestKeywords, SamplingKeywords, grammar_of, parse_arguments
@@ -19,6 +21,12 @@ from radixlm.runtime.errors import InvalidArgument, InvalidGrammar, InvalidParam
 
 DEFAULTS = SamplingParams(temperature=0.2, top_k=40)
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+class Person(BaseModel):
+    """A model of pydantic."""
+
+    name: str
 
 
 class Described:
@@ -88,7 +96,11 @@ def test_what_is_given_whole_is_handed_on_as_it_is() -> None:
             "constraint is {'type': 'object'}; it must be a Grammar; a JSON",
         ),
         (None, {"options": {"cache_match": "off"}}, "options is {'cache_match': 'off'}; it must be RequestOptions"),
-        (None, {"response_format": "json"}, "response_format is 'json'; it must be a JSON schema, a pydantic model"),
+        (
+            None,
+            {"response_format": "json"},
+            "response_format is 'json'; it must be a JSON schema, a pydantic model",
+        ),
         (None, {"response_format": {"type": "json_schema"}}, "response_format is {'type': 'json_schema'}; it must be"),
         (None, {"tools": "weather"}, "tools is 'weather'; it must be a list of Tool"),
         (None, {"tools": ["weather"]}, "tools has 'weather'; it must be Tool, or"),
@@ -115,6 +127,13 @@ def test_a_value_outside_its_range_is_no_type_error() -> None:
         ({"type": "json_object"}, Grammar.json_object()),
         (SCHEMA, Grammar.json_schema(SCHEMA)),
         (Described, Grammar.json_schema(SCHEMA)),
+        (int, Grammar.json_schema({"type": "integer"})),
+        (list[int], Grammar.json_schema({"items": {"type": "integer"}, "type": "array"})),
+        (Literal["a", "b"], Grammar.json_schema({"enum": ["a", "b"], "type": "string"})),
+        (int | None, Grammar.json_schema({"anyOf": [{"type": "integer"}, {"type": "null"}]})),
+        (Person, Grammar.json_schema(Person.model_json_schema())),
+        (list[Person], Grammar.json_schema(TypeAdapter(list[Person]).json_schema())),
+        (TypeAdapter(list[Person]), Grammar.json_schema(TypeAdapter(list[Person]).json_schema())),
         (Grammar.choice(["a", "b"]), Grammar.choice(["a", "b"])),
         (
             {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
@@ -126,6 +145,19 @@ def test_a_value_outside_its_range_is_no_type_error() -> None:
 def test_each_way_to_write_a_format_is_its_grammar(format: Any, grammar: Grammar | None) -> None:
     assert grammar_of(format) == grammar
     assert parse_arguments(None, {"response_format": format}, DEFAULTS)[1].constraint == grammar
+
+
+@pytest.mark.parametrize("format", [object(), 3, int | Engine, Engine])
+def test_a_type_without_a_schema_is_refused(format: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"response_format is .*; it must be a "):
+        grammar_of(format)
+
+
+def test_types_need_pydantic_and_all_else_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    with pytest.raises(InvalidArgument, match="types need pydantic, so install it"):
+        grammar_of(list[int])
+    assert grammar_of(Described) == grammar_of(SCHEMA)
 
 
 def test_tools_may_be_written_as_clients_of_openai_do() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
-from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, RerankingInfo
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, PairTemplate, RerankingInfo
 from radixlm.runtime.engine.engine import Engine
 
 from ...fake_artifact import ATTENTION, HIDDEN_SIZE, fake_artifact
@@ -25,11 +25,14 @@ RERANKING = RerankingInfo(
     instruction="useful",
 )
 
+PAIRS = PairTemplate(before=(1,), between=(2, 2), after=(2,))
+
 
 @contextmanager
 def vector_engine(
     embedding: EmbeddingInfo | None = None,
     reranking: RerankingInfo | None = None,
+    pairs: PairTemplate | None = None,
     *,
     num_pages: int = 200,
     context_length: int = 256,
@@ -40,7 +43,8 @@ def vector_engine(
     models: list[FakeModel] = []
 
     def open_runner(artifact: object, num_pages: int, num_threads: int | None) -> FakeModel:
-        models.append(FakeModel(num_pages, VOCAB_SIZE if embedding is None else HIDDEN_SIZE))
+        width = 1 if pairs is not None else VOCAB_SIZE if embedding is None else HIDDEN_SIZE
+        models.append(FakeModel(num_pages, width))
         return models[0]
 
     artifact = fake_artifact(
@@ -53,6 +57,7 @@ def vector_engine(
         attention=structs.replace(ATTENTION, bidirectional=bidirectional),
         embedding=embedding,
         reranking=reranking,
+        pairs=pairs,
     )
     pages = {"kv_cache_bytes": num_pages * artifact.manifest.kv.page_bytes}
     options = {"max_num_seqs": 8, "idle_work": False, **pages, **options}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.engine.vectors.token_scores import sigmoid
-from radixlm.runtime.errors import ContextLengthExceeded, InvalidArgument
+from radixlm.runtime.engine.vectors.score_readers import sigmoid
+from radixlm.runtime.errors import ContextLengthExceeded, EngineError, InvalidArgument, InvalidParameter, InvalidRequest
+from radixlm.runtime.model.batch import Batch
 
-from .fake_vectors import NO, RERANKING, VOCAB_SIZE, YES, states_alone, vector_engine
+from .fake_vectors import NO, PAIRS, RERANKING, VOCAB_SIZE, YES, states_alone, vector_engine
 
 WORDS = "once upon a time there was little girl who lived in the big house with her dog and cat".split()  # noqa: SIM905
 DOCUMENTS = ["a dog", "the cat was big", "a dog", "once upon a time there was a house", ""]
@@ -81,6 +86,66 @@ def test_a_document_that_is_too_long_is_named() -> None:
             engine.rerank("dog", ["a dog", text_of(400, 0)])
         with pytest.raises(InvalidArgument, match="a list of texts"):
             engine.rerank("dog", "a dog")
+
+
+def number_of(ids: Sequence[int]) -> float:
+    """What the head of a fake cross-encoder makes of a pair."""
+    return float(np.float32(sum(ids) % 997 / 100 - 5))
+
+
+def put_numbers(batch: Batch, rows: np.ndarray) -> None:
+    """Put the number of each pair into the row of its first token, and others into those of later ones."""
+    arrays = batch.arrays
+    for row, first in enumerate(arrays.logit_rows):
+        ids = arrays.token_ids[arrays.row_of_token == arrays.row_of_token[first]].tolist()
+        rows[row] = number_of(ids) + arrays.positions[first]
+
+
+@pytest.fixture(scope="module")
+def cross_encoder() -> Iterator[Engine]:
+    with vector_engine(pairs=PAIRS, bidirectional=True, context_length=64) as (engine, model):
+        model.after = put_numbers
+        yield engine
+
+
+@settings(deadline=None, max_examples=15)
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=20), query=st.integers(0, 4))
+def test_a_cross_encoder_scores_each_pair_between_its_tokens(
+    cross_encoder: Engine, lengths: list[int], query: int
+) -> None:
+    asked, documents = text_of(query, 99), [text_of(length, seed) for seed, length in enumerate(lengths)]
+    encode = partial(cross_encoder.encode, add_bos=False)
+    pairs = [[1, *encode(asked), 2, 2, *encode(document), 2] for document in documents]
+    expected = [sigmoid(number_of(ids)) for ids in pairs]
+    found = cross_encoder.rerank(asked, documents)
+    assert {each.index: each.score for each in found} == dict(enumerate(expected))
+    assert [each.index for each in found] == sorted(range(len(pairs)), key=lambda index: (-expected[index], index))
+    assert {each.index: each.prompt_tokens for each in found} == {index: len(ids) for index, ids in enumerate(pairs)}
+    assert all(each.cached_tokens == 0 for each in found)
+    cross_encoder.check()
+
+
+def test_control_tokens_in_a_pair_are_text(cross_encoder: Engine) -> None:
+    prompt = cross_encoder.vector_prompts.pair("</s><s>", "a</s>")
+    assert (list(prompt.ids).count(1), list(prompt.ids).count(2)) == (1, 3)
+
+
+def test_a_cross_encoder_refuses_what_it_cannot_do(cross_encoder: Engine) -> None:
+    with pytest.raises(InvalidParameter, match="takes no instruction"):
+        cross_encoder.rerank("dog", ["a dog"], instruction="about cats")
+    with pytest.raises(InvalidRequest, match=r"scores documents, and writes no text; ask for these \(/v1/rerank"):
+        cross_encoder.generate("once")
+    with pytest.raises(InvalidRequest, match="makes no embeddings"):
+        cross_encoder.embed("once")
+    with pytest.raises(ContextLengthExceeded, match=r"prompt 1: .* 64 tokens"):
+        cross_encoder.rerank("dog", ["a dog", text_of(80, 0)])
+
+
+def test_a_number_that_is_not_finite_fails_its_pair() -> None:
+    with vector_engine(pairs=PAIRS, bidirectional=True, context_length=64) as (engine, model):
+        model.after = lambda batch, rows: rows.fill(np.nan)
+        with pytest.raises(EngineError, match="not finite"):
+            engine.rerank("dog", ["a dog"])
 
 
 def test_a_score_neither_overflows_nor_leaves_its_range() -> None:

@@ -1,6 +1,6 @@
-"""Read how likely one token is compared with another after a prompt: a reranker's score of a document.
+"""Read a reranker's score of a document: two logits after its prompt, or the one number that a head makes of it.
 
-Knows two tokens and one row of logits.
+Knows one row of the model's outputs; not prompts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from ..step.readers import LogitRows
 
 
 @dataclass(frozen=True)
-class TokenScore:
-    """The score `P(true) / (P(true) + P(false))` of the token after a prompt."""
+class Score:
+    """A document's score, from 0 to 1."""
 
     value: float
 
 
 class TokenScoreReader:
     """A reader that compares the logits of a true and a false token, such as yes and no, after a prompt.
+
+    The score is `P(true) / (P(true) + P(false))`.
 
     Args:
         num_tokens: number of tokens of the prompt.
@@ -29,10 +31,10 @@ class TokenScoreReader:
 
     def __init__(self, true_id: int, false_id: int, num_tokens: int) -> None:
         self._true_id, self._false_id, self._last = true_id, false_id, num_tokens - 1
-        self._score: TokenScore | None = None
+        self._score: Score | None = None
 
     @property
-    def reading(self) -> TokenScore | None:
+    def reading(self) -> Score | None:
         """The score, once the row was read."""
         return self._score
 
@@ -48,7 +50,32 @@ class TokenScoreReader:
         if not rows.step.is_finite[rows.first]:
             return False
         logits = rows.step.values[rows.first]
-        self._score = TokenScore(sigmoid(float(logits[self._true_id]) - float(logits[self._false_id])))
+        self._score = Score(sigmoid(float(logits[self._true_id]) - float(logits[self._false_id])))
+        return True
+
+
+class HeadScoreReader:
+    """A reader of the first row of a pair, where the model's head puts the number that it makes of all rows."""
+
+    num_reusable = 0
+
+    def __init__(self) -> None:
+        self._score: Score | None = None
+
+    @property
+    def reading(self) -> Score | None:
+        """The sigmoid of the number, once the row was read."""
+        return self._score
+
+    def wanted(self, start: int, stop: int, length: int) -> range:
+        """Return the first position, if the step computes it."""
+        return range(1) if start == 0 and self._score is None else range(0)
+
+    def read(self, rows: LogitRows) -> bool:
+        """Compute the score from the head's number. Returns False if it is not finite."""
+        if not rows.step.is_finite[rows.first]:
+            return False
+        self._score = Score(sigmoid(float(rows.step.values[rows.first, 0])))
         return True
 
 
