@@ -124,8 +124,8 @@ def parts_of(chosen: Order, there: Order, num_tokens: int) -> NDArray[np.bool_]:
 def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path, *, max_queries: int) -> Iterator[Json]:
     """Yield, for the first queries of a case and each budget, what reading the chosen rows takes.
 
-    The other queries are history, by which the rows are stored. `first` reads begin with empty tables, `later` ones have
-    them, and `pages` read all rows from pages.
+    The other queries are history, by which the rows are stored. `first` reads begin with empty tables, `later` ones
+    have them, and `pages` read all rows from pages.
     """
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix = Prefix(model, case.prefix[:num_tokens])
