@@ -36,7 +36,7 @@ FILES = {"gemma3": GEMMA_3_270M, "qwen2": QWEN_2_5_CODER}
 
 
 def main() -> None:
-    """Compile, run, compare, print, write `results/quality.json`."""
+    """Compare models' distributions with transformers'; print, and write `results/quality.json`."""
     options = read_options(__doc__, models=MODELS)
     publish("quality", {"rows": [measure(model, dtype) for model in options.models for dtype in KINDS]})
 

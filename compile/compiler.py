@@ -172,7 +172,7 @@ class FreshArtifact:
         return self._weights.check(lambda compared, total: None)
 
     def publish(self) -> CompileReport:
-        """Publish the artifact, which is on disk, at its destination."""
+        """Wait until the artifact is on disk, and move it to its destination; return the report."""
         self._progress("publish", 0, 1)
         self._wait_for_disk()
         publish(self.artifact.path, self.report.path)
@@ -433,7 +433,7 @@ def _plan_artifact(name: str, source: Source, options: CompileOptions, target: T
 def _build_ops(
     config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan, lora: LoraInfo | None
 ) -> Ops:
-    """Run the model's definition with kernels for a target."""
+    """Return the model's forward as kernel calls for a target, with the MTP head's drafting, if it has one."""
     ops, decoder = Ops(config, layout, limits, target, plan, lora), decoder_of(config)
     decoder.forward(ops)
     if config.mtp is not None:

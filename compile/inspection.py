@@ -95,7 +95,7 @@ def _inspect_hub_model(reference: str, kv_dtype: KVChoice) -> Inspection:
 
 
 def _inspect_opened(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:
-    """Inspect an opened source."""
+    """Return the inspection of an opened source: its model, sizes in the file and in an artifact, and tokenizer."""
     config = source.config
     weights = StoredWeights(source, quantize)
     return _make_inspection(

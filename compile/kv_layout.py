@@ -132,7 +132,10 @@ def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
 
 
 def _hidden_rows(hidden_size: int) -> KVLayer:
-    """Return the KV layer of an MTP head's hidden states: rows of the model's width, stored as keys of some heads."""
+    """Return the KV layer that stores an MTP head's hidden states, `hidden_size` numbers for each token.
+
+    They are keys, split into the fewest heads that are narrow enough and of the same even width.
+    """
     num_heads = next(n for n in range(-(-hidden_size // _MOST_OF_HEAD), hidden_size + 1) if hidden_size % (2 * n) == 0)
     size = hidden_size // num_heads
     return KVLayer(num_kv_heads=num_heads, key_dim=size, value_dim=size, values_in_keys=True)

@@ -80,9 +80,9 @@ class StoredWeights:
         return requantize(self.source.read(name, rows), mode)
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """Return the numbers of `read` without a byte for each code.
+        """Return the same rows as `read`, their codes in bit planes.
 
-        Returns None if only `read` has them, or if they are rounded.
+        None if the source has no planes of them, or if the rows are rounded.
         """
         return self.source.read_planes(name, rows) if name in self._kept else None
 

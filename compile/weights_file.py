@@ -80,7 +80,7 @@ class _PackedStrip:
     error_and_energy: tuple[float, float] | None
 
     def arrays(self) -> dict[Array, npt.NDArray[np.generic]]:
-        """Return the arrays that are not None."""
+        """Return the codes, and the scales and offsets, if any, by name."""
         weight = self.weight
         found: dict[Array, npt.NDArray[np.generic] | None] = {
             "codes": weight.codes,
@@ -191,7 +191,7 @@ class WeightsWriter:
                     yield _Strip(matrix, name, slice(start, min(start + size, before + num_rows)))
 
     def _pack(self, strip: _Strip) -> _PackedStrip:
-        """Return a strip in kernel layout, with its rounding error."""
+        """Read a strip, and return its bytes in the kernels' layout, with its rounding error; None if it is exact."""
         planes = self._weights.read_planes(strip.name, strip.rows)
         if planes is not None:
             return _PackedStrip(pack_planes(planes, strip.matrix.num_inputs), None)
@@ -240,7 +240,7 @@ class WeightsWriter:
         return order
 
     def _count(self, strip: _Strip, error_and_energy: tuple[float, float] | None, num_bytes: int) -> None:
-        """Add a strip to the totals of its tensor."""
+        """Add a strip's bytes and rounding error to the totals of its tensor."""
         of_tensor = _TensorTotals(strip.matrix.kind, self._source.tensors()[strip.name].type)
         totals = self._totals.setdefault(strip.name, of_tensor)
         totals.num_bytes += num_bytes

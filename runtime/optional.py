@@ -56,7 +56,7 @@ class Extra(Protocol):
 
     speculates: bool
 
-    def check(self, options: Any) -> None:
+    def check_options(self, options: Any) -> None:
         """Raise InvalidParameter if its engine options are not compatible with others."""
         ...
 

@@ -183,9 +183,12 @@ def _start_server(server: AgentsServer) -> ServedProcess:
 
 
 def _send(port: int, request: Request, fields: Json, asked_at: float) -> Answer:
-    """Send a request on its own connection, because some servers close it after a stream; return what was measured.
+    """Send a request, and return its times, from `asked_at` on, and the numbers of its prompt and cached tokens.
 
-    `asked_at` is when the request's time begins.
+    Each request has a connection of its own, because some servers close it after a stream.
+
+    Raises:
+        ValueError: the reply is not `NUM_REPLY_TOKENS` long.
     """
     with closing(Client(port)) as client:
         events = client.events(request.path, {**request.body, **_FIXED, **fields})

@@ -75,7 +75,10 @@ def main() -> None:
 
 
 def measure(artifact: Artifact, number: int, num_tokens: int, peer: Path | None) -> Round:
-    """Measure a round, whose prompts depend on its number."""
+    """Start a server and measure one round; also the long prompt on llama.cpp's server, the program `peer`, if given.
+
+    The random prompts depend on the round's `number`.
+    """
     profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
     prompts = Prompts(number, min(artifact.manifest.model.vocab_size, profile.vocab_size))
     alone = prompts.ids(num_tokens)
@@ -165,7 +168,10 @@ class Clients:
 
 
 def figures(rounds: Sequence[Round], num_tokens: int) -> Json:
-    """Return the worst short request of all rounds, and the medians of the ratios, each with its bar."""
+    """Return the rounds, and each requirement (`bars`) with its value, its limit, and whether it is met.
+
+    The value is the slowest short request of all rounds, or the median of a ratio.
+    """
     worst = max(seconds for each in rounds for seconds in each.short_s)
     stream = statistics.median(each.stream_beside / each.stream_alone for each in rounds)
     long = statistics.median(each.long_beside_s / each.long_alone_s for each in rounds)

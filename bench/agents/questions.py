@@ -51,15 +51,19 @@ def main() -> None:
     rounds: list[Mapping[str, Any]] = []
     for number in range(options.rounds):
         order = list(commands)[:: -1 if number % 2 else 1]
-        rounds.append({name: conversation(commands[name], questions, _WHOLE_LENGTH[name]) for name in order})
+        rounds.append({name: measure_questions(commands[name], questions, _WHOLE_LENGTH[name]) for name in order})
         print(rounds[-1], file=sys.stderr)
     publish("questions", figures(rounds))
 
 
-def conversation(command: Sequence[str], questions: Sequence[Sequence[Json]], fields: Json) -> list[Json]:
-    """Send both questions to a fresh server; return seconds, and tokens of all prompts and of those computed.
+def measure_questions(command: Sequence[str], questions: Sequence[Sequence[Json]], fields: Json) -> list[Json]:
+    """Send both questions to a fresh server; return a row for each, with the sums over its requests.
 
-    The `fields` of each request make all replies equally long.
+    A row has `seconds`, `num_prompt_tokens` and `num_cached_tokens`.
+
+    Args:
+        questions: the bodies of each question's requests, as recorded.
+        fields: of each request, so that all replies are equally long.
     """
     asked: list[Json] = []
     reply = ""
@@ -77,7 +81,7 @@ def conversation(command: Sequence[str], questions: Sequence[Sequence[Json]], fi
 
 
 def figures(rounds: Sequence[Mapping[str, Sequence[Json]]]) -> Json:
-    """Return a row per question: seconds of each round, and our median speedup over rounds."""
+    """Return a row for each question: seconds and speedup of each round, whether the median meets its bar, tokens."""
     rows = []
     for number, bar in enumerate(BARS):
         seconds = {name: [each[name][number]["seconds"] for each in rounds] for name in (OURS, PEER)}

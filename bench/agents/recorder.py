@@ -43,7 +43,11 @@ def recorded(program: Path, kept: Path) -> list[list[Json]]:
 
 
 def record(program: Path) -> list[list[Json]]:
-    """Ask both questions; see `recorded`."""
+    """Run opencode with both questions; return the bodies of its requests, in the order sent, by question.
+
+    Raises:
+        RuntimeError: opencode fails, or sends nothing.
+    """
     with tempfile.TemporaryDirectory() as folder, _RecordingServer.started() as server:
         home, repository = Path(folder) / "home", Path(folder) / "greeting"
         home.mkdir()
@@ -100,7 +104,7 @@ class _RecordingHandler(BaseHTTPRequestHandler):
     server: _RecordingServer
 
     def do_POST(self) -> None:
-        """Record the body of a chat, and stream the answer."""
+        """Record the body of a chat request, and stream `_ANSWER` as its reply."""
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")

@@ -93,7 +93,16 @@ class AgentServer:
         self.engine.close()
 
     def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], peer: LlamaCppReplay | None = None) -> Replayed:
-        """Play a whole loop on an empty cache, or loops of several agents in turns; also on `peer`, if given."""
+        """Play a tool loop on an empty cache, and count the prompt tokens computed and the least that must be.
+
+        Args:
+            dialect: the API to use, a key of `DIALECTS`.
+            shape: how the client sends the history. Its subagents play the same loop, in turns with the first agent.
+            peer: llama.cpp, which then computes the same requests, too.
+
+        Returns:
+            Sums over all turns but the first of each agent.
+        """
         self._http.delete("/v1/cache")
         self._wait_until_idle()
         self._asked.clear()

@@ -38,7 +38,7 @@ SYSTEMS, SYSTEM_TOKENS, TURN_TOKENS, EARLIER = 5, 200, (20, 300), 50
 
 
 def main() -> None:
-    """Measure, print and write the results."""
+    """Measure the cost of matching and inserting prompts by the size of the index; print and write the results."""
     read_options(__doc__)
     sizes = [measure(num_cached, PROMPT_TOKENS) for num_cached in CACHED_TOKENS]
     publish("match_cost", {"bar": {"s": 50e-6, "s_per_token": 1e-6}, "sizes": sizes})

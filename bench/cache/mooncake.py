@@ -30,7 +30,7 @@ END = 2**32 - 1  # a token after each prompt, because its last one is always com
 
 
 def main() -> None:
-    """Replay, print and write the results."""
+    """Replay Mooncake's trace for each size of the pool; print and write the hit rates."""
     trace = read(read_options(__doc__, "trace").trace)
     num_hash_ids, num_distinct = sum(map(len, trace)), len({hash_id for request in trace for hash_id in request})
     pools = []

@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def measure_scaling(artifact: Artifact, steps: Sequence[str], threads: Sequence[int], runs: int) -> list[Scaling]:
-    """Return the seconds of each step, with its kernels split for one thread, and for each number of `threads`."""
+    """Return the seconds of each step, with its kernels split for 1 thread, and for each number in `threads`."""
     parsed = [(step, kind, int(count), int(past)) for step in steps for kind, count, past in (step.split(":"),)]
     runner = SplitRunner(artifact, max(pages_of(kind, count, past) for _, kind, count, past in parsed))
     vocab_size = artifact.manifest.model.vocab_size

@@ -33,7 +33,7 @@ PROMPT, REPLY = 512, 65
 
 
 def main() -> None:
-    """Compile, measure and write `results/hybrid.json`."""
+    """Compile a recurrent model, measure its decode and prefill, and write `results/hybrid.json`."""
     options, model = read_options(__doc__, rounds=5, llama_cpp=Path(".cache/llama.cpp")), MODELS["qwen2"]
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "hybrid.gguf"

@@ -38,7 +38,7 @@ _ROUNDS = 5
 
 
 def main() -> None:
-    """Measure, print, write `results/experts.json`."""
+    """Measure decode steps through experts; print, and write `results/experts.json`."""
     source = read_options(__doc__, "artifact").artifact
     with tempfile.TemporaryDirectory() as directory, profiled_modules() as counters:
         model = Path(directory) / "gpt-oss"

@@ -59,7 +59,7 @@ class Share:
 
 
 def main() -> None:
-    """Compile, run, print a table for each kind of step."""
+    """Compile a model, run it, and print a table of the time of each kernel for each kind of step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="as `radixlm compile` takes it")
     parser.add_argument("steps", nargs="+", help="decode:B:P or prefill:N:P")

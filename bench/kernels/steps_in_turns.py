@@ -26,7 +26,7 @@ _SECONDS = 0.05  # approximate time of a turn
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure steps of two artifacts in turns, and print a table."""
     options = read_options(__doc__, "before", "before_artifact", "now_artifact", steps=STEPS, rounds=20)
     steps = [(kind, int(count), int(past)) for kind, count, past in (step.split(":") for step in options.steps)]
     num_pages = max(pages_of(*step) for step in steps)

@@ -17,7 +17,7 @@ from ..data import data_dir
 from ..partial.judged.questions import SETS
 
 METRICS = {"text": ("word_perplexity",), "booleans": ("exact",), "nq": ("exact", "f1")}
-"""The number of documents, by task."""
+"""The metrics of each scored task."""
 ASKED = ("booleans", "nq")
 """Tasks whose prompts share a prefix with others."""
 TAUGHT = tuple(f"taught_{task}" for task in ASKED)
@@ -61,9 +61,9 @@ def nq(doc, results):
 
 
 def write_tasks(folder: Path, most: int) -> None:
-    """Write the harness's files of all tasks, at most `most` documents each.
+    """Write the harness's files of all tasks, with at most `most` documents in each scored task.
 
-    Tasks `taught_*`, from which a store learns, have other questions about the same prefixes.
+    Tasks `taught_*`, from which a store learns, have all other questions about the prefixes that are scored.
     """
     (folder / "judge.py").write_text(_JUDGE, encoding="utf-8")
     for task in METRICS:

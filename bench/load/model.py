@@ -25,7 +25,7 @@ _SPECIAL_IDS = (151_643, 151_645)  # <|endoftext|> and <|im_end|>
 
 
 def main() -> None:
-    """Write the artifact."""
+    """Compile an artifact of Qwen2-0.5B's shapes, or of a hybrid, with random weights."""
     options = read_options(__doc__, "artifact", hybrid=0)
     artifact, shape = options.artifact, HYBRID if options.hybrid else SHAPE
     model = MODELS["qwen2"]

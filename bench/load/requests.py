@@ -79,7 +79,7 @@ class Stream:
         self._num_tokens = 0  # of the conversation so far
 
     def next(self) -> Ask:
-        """Return the next request."""
+        """Return a random next request: a chat, a completion, one that fills the context, or an invalid one."""
         if self._random.random() < self._bad_share:
             return self._make_bad()
         if self._random.random() < 0.01:

@@ -55,7 +55,7 @@ class LoadedServer:
 
     @property
     def facts(self) -> Facts:
-        """The facts that clients may know."""
+        """The model's name, context length and vocabulary size, and whether it has a chat template."""
         engine, manifest = self._engine, self._engine.manifest
         vocab_size = min(manifest.model.vocab_size, engine.tokenizer.vocab_size)
         return Facts(manifest.name, engine.context_length, vocab_size, engine.prompts.chat_template is not None)
@@ -66,7 +66,10 @@ class LoadedServer:
         return asdict(self._engine.stats()) | {"num_evicted_pages": evicted}
 
     def leaks(self) -> dict[str, int]:
-        """Check every owner of every page, after the last request; then forget all prefixes, and count what is left.
+        """Check all owners of pages, clear the cache, and return what is still held; call it after the last request.
+
+        Returns:
+            Sequences and pages in use before the cache was cleared, and pages and states that are not free after it.
 
         Raises:
             AssertionError: owners and counts disagree.

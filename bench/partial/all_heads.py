@@ -20,7 +20,7 @@ _DERIVED = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.archi
 
 
 def write(source: Path, target: Path) -> None:
-    """Copy a model, with its KV heads repeated."""
+    """Copy a GGUF file, with its KV heads repeated until each query head has its own."""
     reader = gguf.GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     kv_key = f"{architecture}.attention.head_count_kv"
@@ -54,7 +54,7 @@ def repeated(rows: NDArray[np.generic], num_heads: int, times: int) -> NDArray[n
 
 
 def main() -> None:
-    """Write the model."""
+    """Write the copy of a GGUF file that has a KV head for each query head."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

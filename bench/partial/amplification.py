@@ -122,7 +122,11 @@ def parts_of(chosen: Order, there: Order, num_tokens: int) -> NDArray[np.bool_]:
 
 
 def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path, *, max_queries: int) -> Iterator[Json]:
-    """Yield the first queries of a case, at all budgets; the others are history."""
+    """Yield, for the first queries of a case and each budget, what reading the chosen rows takes.
+
+    The other queries are history, by which the rows are stored. `first` reads begin with empty tables, `later` ones
+    have them, and `pages` read all rows from pages.
+    """
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix = Prefix(model, case.prefix[:num_tokens])
     masses = [prefix.exact(query.ids, 0).learned for query in case.queries]
@@ -146,7 +150,10 @@ def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path,
 
 
 def summary(measured: list[Json]) -> list[Json]:
-    """Return a row for each budget: ratios of sums over queries."""
+    """Return a row for each budget, over all queries: bytes read by each kind of read, over those of the chosen rows.
+
+    A row also has the mean bytes and reads of a query, and the means of `parts` and `space`.
+    """
     groups: dict[float, list[Json]] = defaultdict(list)
     for one in measured:
         groups[one["budget"]].append(one)

@@ -58,7 +58,15 @@ class Asker:
     def replies(
         self, asked: Asked, ways: Sequence[tuple[str, float]] = WAYS, *, asks_whole: bool = True
     ) -> Iterator[Json]:
-        """Yield a row by question: the right answer, each way's reply, and the share of layers where votes differ."""
+        """Answer all questions about a prefix, with its full KV and with parts of it; yield a row for each question.
+
+        A row has the `right` answer, the prefix's `num_tokens`, the reply of each way (`said`), and by budget the share
+        of layers whose heads' votes differ (`falls_back`).
+
+        Args:
+            ways: ways to choose the part of the rows to read, each with its budget.
+            asks_whole: also answer with the full prefix.
+        """
         prefix = Prefix(self.model, self._ids(asked.prefix))
         parts = Parts(self.model, prefix)
         history, weight = np.zeros_like(prefix.mass), 0.0
@@ -132,7 +140,11 @@ def summary(rows: Sequence[Json], questions: QuestionSet) -> list[Json]:
 
 
 def verdict(rows: Sequence[Json], found: Sequence[Json], questions: QuestionSet) -> Json:
-    """Return whether the full prefix does better than chance, and the smallest budget at which each way suffices."""
+    """Return whether the full prefix does better than chance, and the smallest sufficient budget of each way (`least`).
+
+    A budget suffices if the low end of the ratio to the full prefix's score is at least `BAR`, also at all larger
+    budgets. `found` has the rows of `summary`.
+    """
     main = next(name for name in found[0] if name not in ("way", "budget"))
     full = np.array([questions.judge(row["said"][FULL], row["right"])[main] for row in rows])
     low = float(np.quantile(resampled(full), 0.025))
@@ -188,7 +200,7 @@ def gather(
 
 
 def ask_again(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path) -> None:
-    """Replace the kept replies of the hybrid by new ones."""
+    """Replace the hybrid's replies in the file of kept rows, `path`, by new ones; the other replies stay."""
     asker, unfinished = Asker(artifact, questions), path.with_suffix(".again")
     kept = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     with unfinished.open("w", encoding="utf-8") as file:

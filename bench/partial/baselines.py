@@ -87,7 +87,7 @@ ABLATION: Mapping[str, Baseline] = {
 
 
 def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) -> Iterator[Json]:
-    """Yield a row for each baseline, trace and cache size."""
+    """Yield a row for each baseline, trace and cache size: bytes wanted and read, hit ratio and seconds by disk."""
     for change_after in (None, CHANGE_AFTER):
         shapes = [_as_requested(prefix, BASELINES["full load, LRU"]) for prefix in prefixes]
         trace = zipf_trace(shapes, NUM_REQUESTS, change_after=change_after)
@@ -114,7 +114,7 @@ def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) ->
 
 
 def first_tokens(seconds: Mapping[int, Any]) -> Json:
-    """Return the median and the 99th percentile for each disk."""
+    """Return the median and the 99th percentile of seconds to the first token, by disk: `p50_s_DISK`, `p99_s_DISK`."""
     found: Json = {}
     for speed, some in seconds.items():
         found[f"p50_s_{speed}"], found[f"p99_s_{speed}"] = (float(one) for one in np.quantile(some, [0.5, 0.99]))

@@ -90,7 +90,7 @@ def serve_trace(
 
 
 def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> Found:
-    """Do the same with the optimal policy, which evicts the pieces that are needed last (Belady)."""
+    """Replay a trace with the optimal policy, which evicts the pieces that are needed last (Belady), like `replay`."""
     starts = np.cumsum([0, *(len(prefix.attention) for prefix in prefixes)])
     needs = [np.concatenate(prefixes[number].requests[request]) + starts[number] for number, request in trace]
     sizes = np.concatenate([one.layout.piece_bytes(np.arange(len(one.attention))) for one in prefixes])
@@ -118,7 +118,7 @@ def _summarize(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], m
 
 
 def measure(prefixes: Sequence[Asked]) -> list[Json]:
-    """Return a row for each trace, share and contestant."""
+    """Return a row for each trace, cache size and policy: hit ratio, disk bytes of a request, and seconds by disk."""
     all_bytes = sum(map(kv_bytes, prefixes))
     rows: list[Json] = []
     for name, change_after in (("steady", None), ("changing", CHANGE_AFTER)):
@@ -141,7 +141,7 @@ def kv_bytes(prefix: Asked) -> int:
 
 
 def main() -> None:
-    """Measure, print, write `results/chunk_cache.json`."""
+    """Compare the cache policies; print, and write `results/chunk_cache.json`."""
     artifact = Artifact.open(read_options(__doc__, "artifact").artifact)
     model = PrefixModel(artifact)
     prefixes = list(asked_prefixes(Texts(Tokenizer.from_str(artifact.tokenizer_json)), model))

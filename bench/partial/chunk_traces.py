@@ -38,7 +38,7 @@ class Asked:
 
 
 def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
-    """Yield the prefixes of all workloads."""
+    """Yield prefixes of all workloads, each with the pieces that its own queries and those of other prefixes read."""
     for workload, count in NUM_PREFIXES.items():
         cases = [case for case in texts.cases(workload) if len(case.prefix) <= MAX_PREFIX][:count]
         for number, case in enumerate(cases):

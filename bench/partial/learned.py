@@ -66,7 +66,7 @@ class Questions:
 
 
 def main() -> None:
-    """Measure, print, write `results/learned.json`."""
+    """Measure how stored orders survive later questions and a restart; print, and write `results/learned.json`."""
     options = read_options(__doc__, "artifact", joined=4, cases=6)
     artifact = Artifact.open(options.artifact)
     texts, model = Texts(Tokenizer.from_str(artifact.tokenizer_json)), PrefixModel(artifact)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def of_passages(texts: Texts, num_joined: int) -> Questions:
-    """Return passages of NQ-open, and a question about each."""
+    """Return passages of NQ-open as one prefix, and questions about them: those asked first, and the others."""
     cases = texts.cases("nq")
     some = joined([next(cases) for _ in range(num_joined)])
     prompts = [*some.history, *some.measured]
@@ -172,7 +172,9 @@ def kept_share(before: Stored, after: Stored) -> float:
 
 
 def measure_losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -> dict[str, list[float]]:
-    """Return, by order, the KL between full and partial prefix for each unasked question, in nats per token.
+    """Return the losses of each order: for each unasked question, the KL of the partial prefix to the full one.
+
+    In nats per token.
 
     `orders` decide which rows are read; `first+recent` reads the first and recent rows by no order.
     """

@@ -36,7 +36,7 @@ SHARES = (1.0, 0.75, 0.5625, 0.5, 0.375, 0.25, 0.125)  # of the dimensions of a 
 
 
 def main() -> None:
-    """Measure the loss with each size of probe keys, and print a table."""
+    """Print the KL of partly read prefixes by how many dimensions of each probe key memory keeps."""
     options = read_options(__doc__, "artifact", head=int)
     artifact = Artifact.open(options.artifact)
     manifest = artifact.manifest

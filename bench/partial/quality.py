@@ -58,8 +58,10 @@ class Measured:
     depth: float | None
 
 
-def measure(case: Case, number: int, model: PrefixModel, policies: Sequence[str] = CHOICES) -> Iterator[Measured]:
-    """Yield the results of each policy and budget for a case's queries.
+def compare_policies(
+    case: Case, number: int, model: PrefixModel, policies: Sequence[str] = CHOICES
+) -> Iterator[Measured]:
+    """Yield, by query, policy and budget, how the partly read prefix differs from the full one: KL, top-1 and more.
 
     Checks that all rows in separate pages give the same bits as the prefix itself.
     """
@@ -186,7 +188,7 @@ def twice_error(values: Scores) -> float:
 
 
 def main() -> None:
-    """Measure one workload, print, write a run of `results/partial_WORKLOAD.json`."""
+    """Compare partly read prefixes with full ones on a workload; print, and write `results/partial_WORKLOAD.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("workload", choices=WORKLOADS)
@@ -198,7 +200,9 @@ def main() -> None:
     some = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload)
     cases = list(itertools.islice(some, options.prefixes))
     policies = [policy for policy in CHOICES if policy in (COMPARED, *options.policies)]
-    rows = summary([one for number, case in enumerate(cases) for one in measure(case, number, model, policies)])
+    rows = summary(
+        [one for number, case in enumerate(cases) for one in compare_policies(case, number, model, policies)]
+    )
     model.close()
     lengths = [len(case.prefix) for case in cases]
     figures: Json = {"model": name, "workload": options.workload, "num_prefixes": len(cases), "rows": rows}

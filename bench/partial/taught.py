@@ -33,7 +33,7 @@ PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print, for each way to answer, the attention of held-out questions to the first eighth of the stored order."""
     options = read_options(__doc__, "artifact", workload="nq", prefixes=2)
     artifact = Artifact.open(options.artifact)
     cases = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload)

@@ -58,13 +58,16 @@ class Texts:
         return WORKLOADS[workload](self)
 
     def text(self) -> Iterator[Case]:
-        """Yield a part of a text, and later parts as if they followed."""
+        """Yield parts of a text as prefixes, and later parts as queries, as if they followed."""
         for start in range(4):
             prefix, queries = self._stretch(start)
             yield Case(prefix, queries)
 
     def needle(self) -> Iterator[Case]:
-        """Yield the same with a fact in it, at several depths. The other queries are later parts of the text."""
+        """Yield prefixes of text with a fact in it, at several depths.
+
+        The first query asks for the fact; the others are later parts of the text.
+        """
         placed = [(fact, depth) for i, fact in enumerate(FACTS) for depth in DEPTHS[i % 2 :: 2]]
         return self._needles(placed, range(4))
 
@@ -81,7 +84,7 @@ class Texts:
         return self._passages(140, 280)
 
     def tools(self) -> Iterator[Case]:
-        """Yield eight functions and a request for each."""
+        """Yield cases of eight function definitions as a prefix, and a request for each function."""
         path = data_dir() / "prompts" / "bfcl" / "BFCL_v4_simple_python.json"
         items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:96]]
         for some in batched(items, 8):

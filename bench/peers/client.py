@@ -54,7 +54,7 @@ class EngineClient(ABC):
         return reply.token_ids
 
     def ask(self, prompt: Ids, num_tokens: int) -> Reply:
-        """See `ask_all`."""
+        """Return the reply to one prompt; raises like `ask_all`."""
         return self.ask_all([prompt], num_tokens)[0]
 
     def ask_all(self, prompts: Sequence[Ids], num_tokens: int) -> list[Reply]:
@@ -86,12 +86,12 @@ class CompletionsClient(EngineClient):
     path = "/v1/completions"
 
     def body(self, prompt: Ids, num_tokens: int) -> Json:
-        """See `EngineClient`."""
+        """Return a request of `/v1/completions` that returns token ids."""
         fixed = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
         return {"prompt": list(prompt), "max_tokens": num_tokens, **fixed}
 
     def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
-        """See `EngineClient`."""
+        """Return the reply in the events of a stream, with the ids that the server reports."""
         came = [(event.at, choice) for event in events for choice in event.data["choices"]]
         ids = [(at, token_id) for at, choice in came for token_id in choice.get("token_ids") or ()]
         text = "".join(choice.get("text", "") for _, choice in came)
@@ -108,13 +108,16 @@ class TextClient(EngineClient):
         self._words = words
 
     def body(self, prompt: Ids, num_tokens: int) -> Json:
-        """See `EngineClient`."""
+        """Return a request whose prompt is a text of as many tokens, because the server takes no ids."""
         text = "".join(self._words[token_id % len(self._words)] for token_id in prompt)
         fixed = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         return {"prompt": text, "max_tokens": num_tokens, **fixed}
 
     def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
-        """See `EngineClient`. A token that ends within a character counts with the next, or with the end."""
+        """Return the reply in the events of a stream, without ids.
+
+        A token that ends within a character counts with the next, or with the end.
+        """
         *_, usage = (event.data["usage"] for event in events if event.data.get("usage"))
         texts = [(event.at, choice["text"]) for event in events for choice in event.data["choices"]]
         times = [at for at, text in texts if text]
@@ -135,7 +138,7 @@ class LlamaCppClient(EngineClient):
         self._bias = {"logit_bias": [[token_id, False] for token_id in banned]} if banned else {}
 
     def body(self, prompt: Ids, num_tokens: int) -> Json:
-        """See `EngineClient`."""
+        """Return a request of llama.cpp's `/completion`."""
         fixed = {"temperature": 0, "samplers": ["temperature"], "ignore_eos": True, "stream": True}
         return {
             "prompt": list(prompt),
@@ -147,7 +150,7 @@ class LlamaCppClient(EngineClient):
         }
 
     def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
-        """See `EngineClient`."""
+        """Return the reply in the events of a stream, with the ids that the server reports, if any."""
         times: list[float] = []
         ids: list[int] = []
         for event in events:
@@ -158,7 +161,7 @@ class LlamaCppClient(EngineClient):
         return Reply(sent_at, times, ids, "".join(event.data["content"] for event in events))
 
     def ids_of(self, reply: Reply) -> list[int]:
-        """See `EngineClient`."""
+        """Return the tokens of a reply; if the server has not reported all of them, it tokenizes the text."""
         if len(reply.token_ids) == len(reply.times):
             return reply.token_ids
         answer = Client(self._port).json("POST", "/tokenize", {"content": reply.text})  # that of a stream is closed

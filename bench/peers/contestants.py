@@ -68,7 +68,7 @@ class Contestant(ABC):
         return values if self.one_server else values | when_warm(server, client, prompts)
 
     def first_start(self, model: Path, prompts: Prompts) -> Values:
-        """Do the same with the model's file not in the page cache, and no files of an earlier start."""
+        """Measure the first start, without files of an earlier one, and with the model's file not in the page cache."""
         forget(model)
         return {FIRST_START.name: self.start(prompts)[START.name]}
 
@@ -111,7 +111,7 @@ class RadixLM(Contestant):
         self._command = (*prefix, RADIXLM, "serve", str(model), "--speculate", "off")
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
+        """Return the command of `radixlm serve`, the same for all scenarios."""
         return [self._command]
 
 
@@ -128,12 +128,12 @@ class FreshRadixLM(RadixLM):
 
     @property
     def artifact(self) -> Path:
-        """See the class."""
+        """The artifact that the first start has made."""
         [path] = self._artifacts.glob("*.radixlm")
         return path
 
     def first_start(self, model: Path, prompts: Prompts) -> Values:
-        """See `Contestant`. Ends when the artifact is written, which the server does while it serves."""
+        """Measure the first start; end when the artifact is written, which the server does while it serves."""
         found = super().first_start(model, prompts)
         while not list(self._artifacts.glob("*.radixlm")) or list(self._artifacts.glob("*.lock")):
             time.sleep(_POLL_S)

@@ -36,11 +36,11 @@ class LlamaCpp(Contestant):
 
     @property
     def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
+        """The files of the program, and the GGUF file."""
         return (*self._needs, self._gguf)
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
+        """Return the commands of llama-server: several for a single decode, with and without flash attention."""
         size = str(scenario.num_streams * scenario.context)
         command = (
             *(*self._server, "--model", str(self._gguf), "--threads", str(self._num_threads)),
@@ -63,7 +63,7 @@ class Wheel(LlamaCpp):
 
     @property
     def why_missing(self) -> str | None:
-        """See `Contestant`."""
+        """Return that xllamacpp is not installed; None if it is."""
         return None if importlib.util.find_spec("xllamacpp") else "xllamacpp is not installed"
 
 
@@ -71,12 +71,12 @@ class IkLlamaCpp(LlamaCpp):
     """ik_llama.cpp. Weights that it repacks at load decode faster, and prefill slower."""
 
     def start(self, prompts: Prompts) -> Values:
-        """See `Contestant`."""
+        """Measure the start, with a client that bans the file's control tokens."""
         self.client = partial(LlamaCppClient, banned=control_ids(self._gguf))
         return super().start(prompts)
 
     def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
-        """See `LlamaCpp`."""
+        """Return options with the weights repacked when loaded, and for a single decode also without that."""
         on = ("-fa", "on", "--log-disable")  # else it writes a llama.log in this folder
         repacked = (*on, "-rtr")
         return [repacked] if self.one_server else [on, repacked] if is_single_decode else [on]
@@ -93,22 +93,22 @@ class DasLLAMA(Contestant):
 
     @property
     def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
+        """The program and the GGUF file."""
         return self._server, self._gguf
 
     def start(self, prompts: Prompts) -> Values:
-        """See `Contestant`."""
+        """Measure the start, with a client that sends text of the file's words."""
         self.client = partial(TextClient, words=words_of(self._gguf))
         return super().start(prompts)
 
     def first_start(self, model: Path, prompts: Prompts) -> Values:
-        """See `Contestant`. It writes its converted file next to the original, for the later starts."""
+        """Measure the first start, which converts the file and writes the result next to it, for the later ones."""
         for made in model.parent.glob(f"{model.name}.*.dlim"):
             made.unlink()
         return super().first_start(model, prompts)
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
+        """Return the command of the server, without a GPU."""
         model = ("--model", str(self._gguf), "--gpu", "off", "--threads", str(self._num_threads))
         return [(str(self._server), *model, "--ctx", str(scenario.context), "--streams", str(scenario.num_streams))]
 
@@ -124,11 +124,11 @@ class OpenVINO(Contestant):
 
     @property
     def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
+        """The Python that has OpenVINO GenAI, and the model."""
         return self._python, self._model
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
+        """Return the command of our server for OpenVINO GenAI, with memory for the KV of the scenario."""
         front = (str(self._python), "-m", "bench.peers.openvino_server")
         kv_gb = str(1 + scenario.num_streams * scenario.context // 8192 if self.one_server else 1)
         return [(*front, "--model", str(self._model), "--threads", str(self._num_threads), "--kv-gb", kv_gb)]
@@ -146,11 +146,11 @@ class VLLM(Contestant):
 
     @property
     def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
+        """The `vllm` program and the model."""
         return self._vllm, self._model
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
+        """Return the command of `vllm serve`, on all cores."""
         environment = ("VLLM_CPU_KVCACHE_SPACE=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{self._num_threads - 1}")
         options = ("--dtype", "bfloat16", "--max-num-seqs", "64", "--max-model-len", "8192")
         return [("env", *environment, str(self._vllm), "serve", str(self._model), *options)]

@@ -11,7 +11,7 @@ the vocabulary's size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,11 +22,11 @@ from gguf import GGMLQuantizationType as Type
 from ..agents.models import MODELS, tokenizer_json_of
 from ..options import read_options
 from ..replay.weightless import add_tokenizer
+from .random_blocks import random_blocks
 
 _TALKER = MODELS["Qwen3, which thinks"]
 _END_ID = 151_645  # `<|im_end|>`
 _EMBEDDING_DEVIATION = 0.03
-_PART = 1 << 18  # blocks that are generated at once
 _LAST, _RANK = 3, 4  # llama.cpp's poolings: the last token's hidden state, and scores of documents
 _RERANK = (  # as llama.cpp's converter writes Qwen3-Reranker's
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -205,50 +205,6 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-def _random_q4_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    """Return `count` random blocks of Q4_K: 4-bit codes, 6-bit scales near their maximum, minima for a mean of zero."""
-    scales = random.integers(36, 64, (count, 8), dtype=np.uint8)
-    low, high = scales[:, :4], scales[:, 4:]  # scales and minima alike
-    packed = np.concatenate([low | (high >> 4 << 6), low | (high >> 4 << 6), (high & 15) * np.uint8(17)], axis=1)
-    scale = np.full((count, 1), deviation / (50 * 4.61), np.float16)
-    codes = random.integers(0, 256, (count, 128), dtype=np.uint8)
-    return np.concatenate([scale.view(np.uint8), (scale * np.float16(7.5)).view(np.uint8), packed, codes], axis=1)
-
-
-def _random_q6_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    """Return `count` random blocks of Q6_K whose weights have about this standard deviation, uint8 `[count, 210]`."""
-    codes = random.integers(0, 256, (count, 192), dtype=np.uint8)
-    scales = random.integers(50, 80, (count, 16), dtype=np.uint8)
-    scale = np.full((count, 1), deviation / (64 * 18.5), np.float16)
-    return np.concatenate([codes, scales, scale.view(np.uint8)], axis=1)
-
-
-def _random_q8_0(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    """Return `count` random blocks of Q8_0 whose weights have this standard deviation, uint8 `[count, 34]`."""
-    codes = np.clip(np.round(random.standard_normal((count, 32), dtype=np.float32) * 40), -127, 127).astype(np.int8)
-    return np.concatenate(
-        [np.full((count, 1), deviation / 40, np.float16).view(np.uint8), codes.view(np.uint8)], axis=1
-    )
-
-
-def _mxfp4(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    exponents = np.full((count, 1), round(127 + math.log2(deviation / 2.9)), np.uint8)
-    return np.concatenate([exponents, random.integers(0, 256, (count, 16), dtype=np.uint8)], axis=1)
-
-
-def _f32(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    values = random.standard_normal((count, 1), dtype=np.float32) * np.float32(deviation)
-    return (values if deviation else np.ones_like(values)).view(np.uint8)
-
-
-BLOCKS: Mapping[Type, Callable[[np.random.Generator, int, float], np.ndarray]] = {
-    Type.Q4_K: _random_q4_k,
-    Type.Q6_K: _random_q6_k,
-    Type.Q8_0: _random_q8_0,
-    Type.MXFP4: _mxfp4,
-    Type.F32: _f32,
-}
-"""Makes random blocks of each type from a generator, a count and a deviation; a row of bytes each."""
 _KINDS = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
 
 
@@ -272,7 +228,8 @@ def write_shape(shape: Shape, path: Path) -> None:
     writer.write_ti_data_to_file()
     random = np.random.default_rng(0)
     for tensor in tensors:
-        writer.write_tensor_data(_random_data(tensor, random))
+        data = random_blocks(tensor.type, tensor.num_bytes, tensor.deviation, random)
+        writer.write_tensor_data(data.view(_dtype(tensor)).reshape(_stored_shape(tensor)))
     writer.close()
 
 
@@ -286,16 +243,6 @@ def _stored_shape(tensor: Tensor) -> tuple[int, ...]:
 
 def _dtype(tensor: Tensor) -> np.dtype[np.generic]:
     return np.dtype(np.float32 if tensor.type is Type.F32 else np.uint8)
-
-
-def _random_data(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
-    """Return a tensor's random bytes, made in parts, because random numbers take several times the memory of blocks."""
-    _, size = gguf.GGML_QUANT_SIZES[tensor.type]
-    made = np.empty((tensor.num_bytes // size, size), np.uint8)
-    for start in range(0, len(made), _PART):
-        part = made[start : start + _PART]
-        part[:] = BLOCKS[tensor.type](random, len(part), tensor.deviation)
-    return made.reshape(-1).view(_dtype(tensor)).reshape(_stored_shape(tensor))
 
 
 def main() -> None:

@@ -41,7 +41,10 @@ _ANY_VOCABULARY = 150_000
 
 
 def main() -> None:
-    """Measure, print, write `results/sizes.json`, which keeps the last run of each shape."""
+    """Measure engines on models with random weights; print, and write `results/sizes.json`.
+
+    The figures are those of `SIZES`: starts, throughput, latency and memory. The file keeps the last run of each shape.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=DEFAULT_SHAPES, metavar="SHAPE[:LAYERS]", help=", ".join(SHAPES))
     parser.add_argument("--rounds", type=int, default=3)
@@ -96,7 +99,12 @@ def compare(
     plan: Plan = SIZES,
     target: str = "native",
 ) -> dict[str, Any]:
-    """Measure all engines on one shape, first starts first; delete the artifact that ours makes of the file."""
+    """Measure all engines on one shape, first starts first; return their values and what could not be measured.
+
+    Returns:
+        What `measure_all` returns, with first starts, and why peers are `missing`, by name. `decode_scale` is the ratio
+        of the bytes per token of the `whole` model to those of the `shape`, which may have fewer layers.
+    """
     gguf = shape_file(shape, cache)
     threads = default_num_threads()
     peers = [

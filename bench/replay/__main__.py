@@ -23,7 +23,7 @@ BAR = 1.01
 
 
 def main() -> None:
-    """Replay, print and write `bench/results/replay.json`."""
+    """Replay conversations, and count the tokens computed again; print, and write `bench/results/replay.json`."""
     options = read_options(__doc__, conversations=int, models=tuple(MODELS))
     with ProcessPoolExecutor(2) as pool:
         jobs = [pool.submit(replay_model, name, data_dir(), options.conversations) for name in options.models]

@@ -66,7 +66,7 @@ class ReplayEngine(Closable):
         return self._turn(self.engine.chat(messages, params, namespace=namespace, cache_match=policy))
 
     def ask_raw(self, prompt: str | Sequence[int], reply: Sequence[int], namespace: bytes = b"") -> Turn:
-        """Do the same for a prompt that is computed as it is, matched by its ids alone."""
+        """Make the model reply with the ids `reply` to a prompt that is computed as it is, matched by its ids alone."""
         params = self._say(reply)
         completion = self.engine.generate(prompt, params, namespace=namespace, cache_match="exact", strip_suffix=False)
         return self._turn(completion)

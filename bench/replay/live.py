@@ -148,7 +148,7 @@ def _openings(data: Path) -> list[str]:
 
 
 def main() -> None:
-    """Converse, print and write `bench/results/replay_live.json`."""
+    """Converse with a real model, and count its tokens computed again; print, write `results/replay_live.json`."""
     options = read_options(__doc__, "artifact", conversations=30)
     openings = _openings(data_dir())[: options.conversations]
     turns: list[LiveTurn] = []

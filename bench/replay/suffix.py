@@ -128,7 +128,7 @@ def _exchanges(num_turns: int) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Measure, print, write `results/suffix.json`."""
+    """Measure the cost of Llama-2's appended token; print, and write `results/suffix.json`."""
     options = read_options(__doc__, "artifact", turns=8, rounds=3)
     if not options.artifact.exists():
         make_artifact(options.artifact)

@@ -26,7 +26,7 @@ def adapters(results: Json) -> Iterator[str]:
 
 
 def _row(step: Json, run: Json) -> Json:
-    """Return a step with what follows from its times and bytes."""
+    """Return the row of a step: its fields, the quartiles of its time ratio, its ratio of bytes, and its read rate."""
     first, median, third = step["ratio"]
     beyond_s = step["least_s"] - run["steps"][0]["least_s"]
     has_rate = step["adapter_bytes"] > 0 and beyond_s > 0

@@ -9,7 +9,7 @@ from .tables import Cell, Json, each, met, table
 
 
 def match_cost(results: Json) -> Iterator[str]:
-    """Yield microseconds by prompt length and index size, with the requirement; and the memory of the index."""
+    """Yield the section on the cost of the prefix cache: times by prompt length and index size, and memory."""
     yield "## What the prefix cache costs"
     yield (
         "Microseconds to match a prompt that is cached, plus those to insert a new one, which is all that the cache "

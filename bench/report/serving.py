@@ -10,7 +10,10 @@ SANE = "yes"  # a reader's mark of a reply that has no fault
 
 
 def ladder(results: Json) -> Iterator[str]:
-    """Yield a row for each number of streams: throughput, latency, and cost."""
+    """Yield the section on growing numbers of concurrent requests, with a table for each run.
+
+    It has the throughput, the latencies, the preemptions and the failures of each number.
+    """
     yield "## More and more streams against a small pool"
     yield (
         "`radixlm serve` with its defaults and a small KV pool; each stream sends its next chat when its last reply "

@@ -113,7 +113,7 @@ class _Measured:
         return f"{min(found):,}{between}{max(found):,}"
 
     def seconds_table(self, num_joined: int, *, is_first: bool) -> str:
-        """Return a table with a row for each disk: medians."""
+        """Return a table with a row for each disk: median seconds of recomputing, and of each way to load."""
         names = {"computed": _RECOMPUTE, **{_WAYS[way]: f"{{disk}} {way}" for way in self._ways}}
         rows = []
         for disk in self._disks:
@@ -168,8 +168,10 @@ class _Measured:
         return float(known / num_tokens / 2**20)
 
     def _gain(self, disk: str, num_joined: int, is_first: bool) -> Json:
-        """Return how much faster a quarter is read than a full load, and how it compares with computing and the
-        planner.
+        """Return a row of the times of partial loads, compared with full ones, recomputing and the planner.
+
+        `gain` is the speedup over a full load. `loss` and `exact` are the time over that of the fastest exact way,
+        without and with the planner. `above` is the share of requests slower than `MAX_LOSS` times the latter.
         """
         ways = {
             way: self._values_of("seconds", f"{disk} {way}", num_joined, is_first)

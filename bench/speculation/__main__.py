@@ -25,7 +25,7 @@ from .tasks import OPEN, TASKS
 
 
 def main() -> None:
-    """Measure, print, write `results/speculation.json`."""
+    """Measure the same replies with and without drafts; print, and write `results/speculation.json`."""
     parts = ("tasks", "open", "streams", "draft", "mtp", "llama.cpp")
     options = read_options(
         __doc__,

@@ -40,7 +40,7 @@ class CachedFiles(OSFiles):
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure how fast pages are written to a store and read, and print it."""
     directory = Path(tempfile.mkdtemp(dir=read_options(__doc__, directory=Path(".cache")).directory))
     try:
         _measure_pages(directory)

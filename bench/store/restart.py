@@ -42,7 +42,7 @@ class FirstToken:
 
 
 def main() -> None:
-    """Measure, print, write `results/store_restart.json`."""
+    """Measure the time to the first token after a restart; print, and write `results/store_restart.json`."""
     disks = tuple(DISKS_MB_PER_S)
     options = read_options(__doc__, "artifact", "directory", tokens=8000, disks=disks, append=False)
     artifact = Artifact.open(options.artifact)

@@ -69,7 +69,9 @@ class Turn:
 
 
 def read_turns(data: bytes) -> list[Turn]:
-    """Return the turns of a file. Known token ids are a message's `token_ids`, or a request's `reply`.
+    """Return the turns of a file, in order, each with its reply if the file has it: as token ids or text.
+
+    Replies are assistant messages, whose ids are `token_ids`, and the `reply` of requests.
 
     Raises:
         ValueError: the file is not valid; the message says why.

@@ -57,7 +57,7 @@ class _PrefillResponse:
         self._error: str | None = None
 
     async def take(self, message: Message) -> None:
-        """Take the next ASGI message of the response."""
+        """Store the status or the next part of the body; read the events that it completes, if the status is 200."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             return

@@ -14,9 +14,9 @@ from radixlm.runtime.artifact.cpu import cpu_architecture, cpu_features, is_of_t
 from radixlm.runtime.errors import InvalidParameter, UnsupportedCPU
 from radixlm.runtime.system import system_name
 
-# vnni512, vnni256: one instruction multiplies and adds groups of four. madd512, madd256: widen to 16 bits, then pmaddwd
-# (pmaddubsw would saturate). portable: 32-bit multiplies, on any CPU. Arm: usdot and sdot work as vnni does, but sdot
-# only with signed weights; smull makes 16-bit products.
+# vnni512, vnni256: one instruction multiplies and adds groups of four. madd512, madd256: pmaddubsw where products fit
+# 16 bits; otherwise pmaddwd, of widened weights. portable: 32-bit multiplies, on any CPU. Arm: usdot and sdot work as
+# vnni does, but sdot only with signed weights; smull makes 16-bit products.
 IntegerDot = Literal["vnni512", "vnni256", "madd512", "madd256", "portable", "usdot", "sdot", "smull"]
 
 

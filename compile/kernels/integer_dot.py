@@ -4,9 +4,10 @@ The former is `acc[n] += sum_b w[4n + b] * x[b]` for 16 outputs n. This is the o
 multiply integers. Every variant computes the same integers exactly. Weights are unsigned (0..255, or up to the largest
 code of their format). Activations are signed (-127..127, and the low bytes of wide ones -128..127).
 
-Without an instruction for it, 8-bit weights are widened first, because vpmaddubsw adds two products in 16 bits: 2 * 255
-* 127 > 2**15. With 4 bits the products of a whole group fit: 32 / 2 * 15 * 128 = 30,720 < 2**15. With 5 bits those of
-half a group fit, with 6 those of 8 inputs.
+Without an instruction for it, vpmaddubsw adds two products in 16 bits. With 4 bits the products of a whole group fit:
+32 / 2 * 15 * 128 = 30,720 < 2**15. With 5 bits those of half a group fit, with 6 those of 8 inputs. With 8 bits, two do
+not: 2 * 255 * 127 > 2**15. So 128 is subtracted and the sign moved to the activation: 2 * 128 * 127 < 2**15. A low byte
+of a wide activation can be -128, which has no opposite: there, weights are widened.
 
 Arm multiplies signed integers (`sdot`, `smull`; `usdot` came later). Weights of up to 7 bits are valid as signed. From
 others 128 is subtracted, and their outputs are sums of `level - 128`.
@@ -24,8 +25,9 @@ from ..codegen.targets import IntegerDot
 from ..codegen.vector import LANES, Expr, splat, vector_type
 from ..weights.layout import CHUNK
 
-# pairs512, pairs256: an accumulator holds two int16 per output, of products with weights of a few bits; smlal: four
-Instruction = IntegerDot | Literal["pairs512", "pairs256", "smlal"]
+# pairs512, pairs256: an accumulator holds two int16 per output, of products with weights of a few bits; smlal: four.
+# signs256: magnitudes of weights times activations with the weights' signs
+Instruction = IntegerDot | Literal["pairs512", "pairs256", "signs256", "smlal"]
 _MIDDLE = 128  # the unsigned weight that becomes the signed 0
 
 
@@ -68,6 +70,8 @@ class Dot:
             return T.call_llvm_pure_intrin(vector_type("int32", self.piece_lanes), name, acc, weights, signed)
         if self.instruction == "portable":
             return _portable(acc, weights, x)
+        if self.instruction == "signs256":
+            return self._multiply_magnitudes(acc, self._signed(weights), x)
         return self._add_pairs(acc, weights, x) if self.is_short else self._multiply_widened(acc, weights, x)
 
     def _signed(self, weights: Expr) -> Expr:
@@ -98,6 +102,17 @@ class Dot:
         pairs = vector_type("int16", size // 2)
         products = T.call_llvm_pure_intrin(pairs, name, weights, signed)
         return T.reinterpret(vector_type("int32", self.piece_lanes), T.reinterpret(pairs, acc) + products)
+
+    def _multiply_magnitudes(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
+        """Add products of signed weights, -128 to 127, and activations of -127 to 127. Returns the new accumulator."""
+        size = self.piece_bytes
+        byte, pairs = vector_type("int8", size), vector_type("int16", size // 2)
+        magnitudes = T.call_llvm_pure_intrin(byte, "llvm.abs", weights, T.bool(False))
+        signed = T.call_llvm_pure_intrin(
+            byte, "llvm.x86.avx2.psign.b", T.reinterpret(byte, splat(x, size // 4)), weights
+        )
+        products = T.call_llvm_pure_intrin(pairs, "llvm.x86.avx2.pmadd.ub.sw", magnitudes, signed)
+        return acc + _madd(products, splat(T.int16(1), size // 2), size // 4)
 
     def _multiply_widened(self, acc: Expr, weights: Expr, x: Expr) -> Expr:
         """Add products of weights widened to 16 bits. Returns the new accumulator."""
@@ -215,13 +230,15 @@ def _portable(acc: Expr, weights: Expr, x: Expr) -> Expr:
     return acc
 
 
-def dot_of(instruction: IntegerDot, max_level: int) -> Dot:
-    """Return a target's product of weights with levels 0 to `max_level`."""
+def dot_of(instruction: IntegerDot, max_level: int, *, wide: bool = False) -> Dot:
+    """Return a target's product of weights with levels 0 to `max_level`; activations have 16 bits if `wide`, else 8."""
     if instruction in _SHORT:
         short = _SHORT[instruction]
         chunks = next((n for n in (8, 4, 2) if n * short.products * max_level * 128 < 1 << 15), 0)
         if chunks:
             return replace(short.dot, short_chunks=chunks)
+    if instruction == "madd256" and max_level >= _MIDDLE and not wide:
+        return _SIGNS
     dot = _DOTS[instruction]
     return dot if max_level >= _MIDDLE else replace(dot, zero=0)
 
@@ -250,6 +267,7 @@ _DOTS: dict[IntegerDot, Dot] = {
     "sdot": Dot("sdot", 4, 4, zero=_MIDDLE),
     "smull": Dot("smull", 4, 8, zero=_MIDDLE),
 }
+_SIGNS = Dot("signs256", 2, 8, zero=_MIDDLE)
 _SHORT: dict[IntegerDot, _ShortAccumulators] = {
     "madd512": _ShortAccumulators(Dot("pairs512", 1, 16), 2),
     "madd256": _ShortAccumulators(Dot("pairs256", 2, 8), 2),

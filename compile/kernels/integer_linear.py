@@ -56,7 +56,7 @@ def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None 
         )
         x = QuantizedRows(x_codes, x_scales, x_sums, spec.num_inputs // GROUP, spec.wide)
         stored = WeightScales(spec.kind, scales, offsets, spec.num_inputs, target.has_f16c)
-        dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level)
+        dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level, wide=spec.wide)
         arithmetic = TileArithmetic(spec, dot, stored, x, bias, y, target.has_fma)
         matrix = _IntegerMatrix(arithmetic, target, codes, of_experts=experts is not None)
         if experts:
@@ -86,7 +86,7 @@ def integer_candidates(spec: LinearSpec, count: int, target: Target) -> Any:
         )
         x = QuantizedRows(x_codes, x_scales, x_sums, spec.num_inputs // GROUP, spec.wide)
         stored = WeightScales(spec.kind, scales, offsets, spec.num_inputs, target.has_f16c)
-        dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level)
+        dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level, wide=spec.wide)
         arithmetic = TileArithmetic(spec, dot, stored, x, bias, y, target.has_fma)
         _IntegerMatrix(arithmetic, target, codes).times_candidates(candidates, count, num_rows)
     return k.function

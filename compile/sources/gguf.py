@@ -71,7 +71,10 @@ class GGUFTensors:
         return weight
 
     def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
-        """Return the planes of rows, as `StoredTensors` says. Raises CorruptSource if scales are not finite."""
+        """Return the same rows as `read`, codes in bit planes; None if the type has no planes, or `read` rounds.
+
+        Raises CorruptSource if scales are not finite.
+        """
         if name in self._factors:
             return None
         planes = planes_from_blocks(self._type_of(name), self._blocks(name, rows))

@@ -74,7 +74,10 @@ def weight_from_blocks(type_name: str, data: Bytes) -> Weight:
 
 
 def planes_from_blocks(type_name: str, data: Bytes) -> WeightPlanes | None:
-    """Return the same with codes in the planes of their kind; None if the type has no planes, or needs rounding."""
+    """Return the weight stored in `data`, codes in the planes of their kind.
+
+    None if the type has no planes, or the weight needs rounding.
+    """
     block_type = _BLOCKS.get(type_name)
     if block_type is None or block_type.planes is None:
         return None

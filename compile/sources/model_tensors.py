@@ -43,7 +43,7 @@ class StoredTensors(Protocol):
         """Return rows of a tensor in a form that kernels can hold."""
 
     def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
-        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the same rows as `read`, codes in bit planes; None if there are no planes, or `read` rounds."""
 
     def read_float32(self, name: str, rows: RowIndex) -> Float32:
         """Return the same numbers in float32, before any rounding by `read`."""
@@ -107,7 +107,7 @@ class ModelTensors:
         return parts[0] if len(parts) == 1 else joined(parts)
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the same rows as `read`, codes in bit planes; None if there are no planes, or `read` rounds."""
         found = self._pieces(name, rows)
         if len(found) > 1:
             return None

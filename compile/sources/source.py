@@ -82,7 +82,7 @@ class Source(Protocol):
         ...
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the same rows as `read`, codes in bit planes; None if there are no planes, or `read` rounds."""
         ...
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:

@@ -214,7 +214,10 @@ class TextWalk:
             self._expect_aliases(above, before, offset)
 
     def _expect_aliases(self, above: _TreePosition, before: tuple[int, ...], offset: int) -> None:
-        """Schedule runs at a position, or below it, for the ids `before` and then a reply rendered at `offset`."""
+        """Find recorded replies whose rendered text is at `offset` of the prompt, and schedule visits along their ids.
+
+        The ids start at the position `above`, after the ids `before`. Each position is tried once.
+        """
         length = above.num_tokens + len(before)
         tried = (length, above.node.node_id, before, offset)
         if tried in self._tried:

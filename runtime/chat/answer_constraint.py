@@ -126,7 +126,7 @@ class AnswerConstraint:
         return self._answers.fork() if isinstance(self._answers, Foresight) else MinTokens(0, frozenset(), 0)
 
     def state(self) -> Any:
-        """See `Rewindable`."""
+        """Return the value that `restore` needs to continue from here."""
         own = self._is_inside, self._is_first, tuple(self._begin), self._gap, self._written
         return own, self._splitter.state(), self._decoder.state(), self._inner, state_of(self._inner)
 

@@ -83,14 +83,14 @@ class GrammarConstraint:
         self._is_over = self._is_over or self._matcher.get_capture(OVER) is not None
 
     def state(self) -> int:
-        """See `Rewindable`."""
+        """Return the number of accepted tokens, which `restore` goes back to."""
         return len(self._token_ids)
 
     def restore(self, state: int) -> None:
-        """See `Rewindable`.
+        """Rewind to a state that `state` returned: drop the tokens accepted after it.
 
         Raises:
-            ConstraintFailed: the library cannot.
+            ConstraintFailed: the library cannot rewind.
         """
         self._is_filled = False
         if self._is_over:  # the library would remember the match of `OVER`
@@ -109,7 +109,7 @@ class GrammarConstraint:
         return () if ahead.is_error() else tuple(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these may come, one after the other."""
+        """Return how many of these tokens, from the first on, the grammar allows one after the other."""
         ahead = self._matcher.deep_copy()
         number = ahead.validate_tokens(list(token_ids))
         return 0 if ahead.is_error() else number

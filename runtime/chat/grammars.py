@@ -309,7 +309,9 @@ class Grammars:
 
     @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
-        """The quick lane and the slow lane.
+        """The quick lane and the slow lane. Each is a process that tries new grammars, and the lock for turns.
+
+        A grammar is tried in the quick one first, and in the slow one if its time there was too short.
 
         The slow one has the lowest priority. With the priority of the kernels' threads, a flood of slow
         grammars made a reply of two tokens take 1.2 s instead of 0.05; with the lowest one it takes 0.2.

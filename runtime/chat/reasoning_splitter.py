@@ -69,7 +69,7 @@ class _TaggedReasoning:
         self.is_thinking = format.is_opened_by(prompt)
         is_whole = prompt.endswith(format.begin) and not format.is_loose
         self._lead = "" if is_whole else self._begin.after  # white space after a tag in the prompt
-        self._read: _Read = _TaggedReasoning._read_again if self.is_thinking else _TaggedReasoning._read_begin
+        self._read: _Read = _TaggedReasoning._skip_repeated_tag if self.is_thinking else _TaggedReasoning._read_begin
 
     @property
     def is_answering(self) -> bool:
@@ -92,7 +92,7 @@ class _TaggedReasoning:
         """Return the held text, because the reply has ended; a tag that was not completed counts as text."""
         held, self._held = self._held, ""
         read, own = self._read, _TaggedReasoning
-        if read is own._read_reasoning or (read is own._read_again and held.strip()):
+        if read is own._read_reasoning or (read is own._skip_repeated_tag and held.strip()):
             return ReplyPiece(reasoning=held)
         return ReplyPiece(answer=held) if read is own._read_begin or read is own._read_answer else ReplyPiece()
 
@@ -118,8 +118,11 @@ class _TaggedReasoning:
             self._read = _TaggedReasoning._read_answer
         return ReplyPiece()
 
-    def _read_again(self) -> ReplyPiece | None:
-        """Read the tag that the prompt already has, if the model repeats it."""
+    def _skip_repeated_tag(self) -> ReplyPiece | None:
+        """Drop the opening tag if the reply repeats the prompt's; return None if more text is needed to tell.
+
+        Otherwise the piece is empty.
+        """
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
             self._held, self._read = rest.removeprefix(self._begin.core), _TaggedReasoning._read_lead

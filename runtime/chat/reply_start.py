@@ -40,11 +40,11 @@ class LeadingSpace:
         self._mask = None
 
     def state(self) -> Int32Array | None:
-        """See `Rewindable`."""
+        """Return the mask of the first token, None after it, for `restore`."""
         return self._mask
 
     def restore(self, state: Int32Array | None) -> None:
-        """See `Rewindable`."""
+        """Rewind to a state that `state` returned."""
         self._mask = state
 
 
@@ -108,11 +108,11 @@ class TokenHealing:
         self._rest = self._rest[len(self._tokens.spell(token_id)) :] if self._rest else b""
 
     def state(self) -> bytes:
-        """See `Rewindable`."""
+        """Return the bytes that the next tokens must begin with, for `restore`."""
         return self._rest
 
     def restore(self, state: bytes) -> None:
-        """See `Rewindable`."""
+        """Rewind to a state that `state` returned."""
         self._rest = state
 
 

@@ -61,7 +61,7 @@ class Foresight(Protocol):
         ...
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these may come, one after the other."""
+        """Return how many of these tokens, from the first on, are allowed to come one after the other."""
         ...
 
     def fork(self) -> TokenConstraint:
@@ -136,11 +136,11 @@ class MinTokens:
         self._num_left = max(0, self._num_left - 1)
 
     def state(self) -> Any:
-        """See `Rewindable`."""
+        """Return the number of tokens left before the reply may end, and the other constraint's state."""
         return self._num_left, state_of(self._inner)
 
     def restore(self, state: Any) -> None:
-        """See `Rewindable`."""
+        """Rewind to a state that `state` returned, the other constraint included."""
         self._num_left, inner = state
         restore(self._inner, inner)
 

@@ -242,7 +242,10 @@ class EngineLoop:
         self.queue.leave(total_s, self._clients.pop(output.request_id, b""))
 
     def _start_over(self, cause: BaseException) -> bool:
-        """Recover from a death: fail every request, and return whether the loop continues with new ones."""
+        """Fail all requests, because `cause` ended a step; return whether the loop continues with new ones.
+
+        It does not if it was closed, if it failed less than `FORGIVEN_S` ago, or if the core cannot start over.
+        """
         now, died_at = self._clock(), self._died_at
         goes_on = not self.queue.is_closed and (died_at is None or now - died_at >= FORGIVEN_S)
         self._died_at = now
@@ -262,7 +265,7 @@ class EngineLoop:
         return goes_on
 
     def _lose(self, request_id: str, listener: Listener, cause: BaseException, *, is_final: bool) -> None:
-        """Tell a request that the thread died, and the cause."""
+        """Tell a request's listener that the engine died of `cause`, and count the request as failed."""
         died = EngineDied(cause, is_final=is_final)
         self._core.counters.count_failed(died)
         try:

@@ -238,7 +238,7 @@ class EngineOptions:
         if self.draft is not None and self.speculate == "mtp":
             raise InvalidParameter("a draft is given and speculate is 'mtp'; leave one of them out")
         if extra is not None:
-            extra.check(self)
+            extra.check_options(self)
         if extra is not None and self.loras:
             raise InvalidParameter("loras are given and a kv_budget, by which no adapter was calibrated; leave one out")
         if self.template_kwargs is not None:

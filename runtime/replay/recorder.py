@@ -57,7 +57,7 @@ class Recorder:
         return partial(self._deliver, request, deliver)
 
     def close(self) -> None:
-        """Close the recording; later requests are not recorded."""
+        """Close the recording; requests whose replies end later are not recorded."""
         if self._file is not None:
             self._file.close()
             self._file = None

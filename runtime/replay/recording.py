@@ -174,7 +174,7 @@ def params_of(params: SamplingParams) -> dict[str, Any]:
 
 
 def digests_of(logprobs: Iterable[TokenLogprob]) -> tuple[str, ...]:
-    """Return for each a digest of all of its bits."""
+    """Return a digest of all bits of each token's logprobs."""
     return tuple(_digest_of(each) for each in logprobs)
 
 

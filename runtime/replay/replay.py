@@ -73,7 +73,11 @@ def first_line(path: Path) -> Computed | None:
 
 
 def replay(path: Path, engine: Engine) -> Replayed:
-    """Compute all requests of a recording on `engine`, several at once.
+    """Compute all requests of a recording again on `engine`, several at once, and compare the replies.
+
+    Returns:
+        The number of equal replies, the first difference of each other one, and the number of requests that were not
+        compared, by reason.
 
     Raises:
         RecordingUnusable, OSError: like `lines_of`.

@@ -109,7 +109,10 @@ class ReplyEvents:
         return self._make_events(self._reader.finish())
 
     def open(self, kind: PartKind, call: CallStart | None = None) -> list[ReplyEvent]:
-        """Begin a part after ending the open one. An open part of the same kind continues, unless a call begins."""
+        """Begin a part, after ending the open one; return the events.
+
+        An open part of the same kind continues, unless a call begins.
+        """
         if self._open is not None and call is None and self._open.kind == kind:
             return []
         ended = self.end()
@@ -118,7 +121,7 @@ class ReplyEvents:
         return [*ended, PartBegin(self._open)]
 
     def end(self) -> list[ReplyEvent]:
-        """End the open part, if there is one."""
+        """End the open part, and return its event; none if no part is open."""
         if self._open is None:
             return []
         ended, self._open = PartEnd(self._open), None

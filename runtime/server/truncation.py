@@ -192,7 +192,7 @@ class _Turns:
         return 0
 
     def _count_alone(self, turn: Sequence[Message]) -> int:
-        """Return the number of tokens of a conversation of one turn and a question after it.
+        """Return the number of tokens of a turn in a prompt of its own, with an empty system prompt and a question.
 
         The question makes the turn an old one, whose reasoning templates drop. Some templates require a system prompt.
         """

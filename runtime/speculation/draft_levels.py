@@ -124,7 +124,7 @@ class DraftSource(ABC):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
-        """Reserve rows for the requests, and call `_draft_together` for those that got some."""
+        """Reserve rows for the requests, and append draft tokens to those that got some, by `_draft_together`."""
 
     @property
     def names(self) -> frozenset[str]:

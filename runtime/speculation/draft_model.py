@@ -100,7 +100,7 @@ class DraftModel(DraftSource, Memory):
         return self._cache.drop_unused(since)
 
     def start_over(self) -> None:
-        """Forget everything."""
+        """Forget all requests, their sequences and the cached KV."""
         super().start_over()
         self._sequences.clear()
         self._without.clear()
@@ -169,7 +169,7 @@ class DraftModel(DraftSource, Memory):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
-        """Bring the requests' sequences up to date, reserve rows for them, and draft; see `DraftSource`."""
+        """Bring the requests' sequences up to date, and append draft tokens to the requests that get rows."""
         ready = [
             (request, sequence)
             for request in requests

@@ -35,7 +35,10 @@ class MTPHead(DraftSource):
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
     ) -> None:
-        """Reserve free pages for the requests' draft tokens, draft, and release them; see `DraftSource`."""
+        """Append draft tokens to the requests, in free pages that are released afterwards.
+
+        Requests for which there are too few pages get none.
+        """
         taken: list[int] = []
         try:
             rooms = [

@@ -123,7 +123,10 @@ class Evictor:
         return min(singles - known, default=None if first is None else first.place.segment)
 
     def evict(self, number: int, use: int) -> list[RecordLocation]:
-        """Remove a segment to free its space; return the records that are gone."""
+        """Remove a segment, but keep records used since it was sealed; return the places of the others.
+
+        `use` is the current count of uses.
+        """
         if number == self.log.active:
             self.log.seal(use - 1)
         with self.index.transaction():
@@ -136,7 +139,10 @@ class Evictor:
         return self._remove_records(number, rows, list(kept), use)
 
     def drop(self, number: int, use: int) -> list[RecordLocation]:
-        """Remove a segment, its file first, so that the index has space to change; return the records that are gone."""
+        """Remove a segment, its file first, so that the index has space to change; return the places of its records.
+
+        `use` is the current count of uses.
+        """
         if number == self.log.active:
             self.log.seal(use)
         with contextlib.suppress(FileNotFoundError):
@@ -144,7 +150,10 @@ class Evictor:
         return self._remove_records(number, self.index.rows_in(number), [], use)
 
     def compact(self, number: int, use: int) -> list[RecordLocation]:
-        """Remove a segment, but keep all its valid records; return the other records."""
+        """Remove a segment, but keep all its valid records; return the places of the others.
+
+        `use` is the current count of uses.
+        """
         if number == self.log.active:
             self.log.seal(use)
         rows = self.index.rows_in(number)

@@ -170,7 +170,7 @@ class RecordWriter:
         return replace(before, stored=tuple(pages), lost_states=lost, segments_removed=segments)
 
     def finish(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Save all uses for the next process; the last change."""
+        """Settle the uses and bad records, and save all uses for the next process. Nothing is written after it."""
         result = self.settle(touched, bad)
         with self.index.transaction():
             self.index.uses.spread()

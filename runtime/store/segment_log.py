@@ -162,7 +162,7 @@ class SegmentLog:
         return (num_records * num_blocks + num_segments * num_header_blocks) * BLOCK
 
     def seal(self, use: int) -> None:
-        """Stop appending to the newest segment."""
+        """Stop appending to the newest segment, if one is open; `use`, the count of uses, is its time of sealing."""
         if self._active is not None:
             segment = self._active[0]
             self.close()
@@ -219,7 +219,10 @@ class SegmentLog:
             self._files.close(fd)
 
     def _segment_for(self, identity: StoreIdentity, num_blocks: int, use: int) -> tuple[Segment, int]:
-        """Return a segment of the identity with room for a record, and its descriptor; a new one has room for any."""
+        """Return the segment to append a record to, and its file descriptor.
+
+        It is the active one if that has this identity and room for `num_blocks` blocks; else a new one, of any size.
+        """
         if self._active is not None:
             segment, fd = self._active
             has_room = self.rows[segment.number].num_blocks + num_blocks <= self._segment_blocks

@@ -54,7 +54,7 @@ class RecordKind(Protocol):
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read the payload of a record whose header is valid; return the bytes read, and what is wrong with it."""
+        """Read the payload of a record whose header is valid; return the bytes read and the fault, if any."""
         ...
 
 
@@ -127,7 +127,7 @@ def state_key(identity: StoreIdentity, page_key: bytes) -> bytes:
 
 
 def state_record(identity: StoreIdentity, page: PageKey, state: NDArray[np.uint8]) -> SingleRecord:
-    """Return the record of the state after a page."""
+    """Return the record that stores the model's state, as it is after the tokens of a page."""
     payload = np.ascontiguousarray(state).data
     details = _DETAILS.pack(_VERSION, 0, 0, state.nbytes, checksum(payload))
     header = RecordHeader(Kind.STATE, state_key(identity, page.key), page.key, page.namespace, details)

@@ -203,7 +203,7 @@ class StoreState:
                 self._misses[result.miss] += 1
 
     def add_put(self, result: PutResult) -> None:
-        """Count pages that were added and removed."""
+        """Add the pages that a write added, evicted and removed to the counts, and the segments that it removed."""
         with self._lock:
             self._num_pages += result.num_new - result.num_removed
             self._num_written += result.num_new

@@ -43,8 +43,8 @@ TARGET_TABLE = re.compile(r"(?<=<!-- targets -->\n).*?(?=<!-- end of targets -->
 PRODUCTS: dict[IntegerDot, str] = {
     "vnni512": "`vpdpbusd` of 512 bits",
     "vnni256": "`vpdpbusd` of 256 bits",
-    "madd512": "`vpmaddwd` of 512 bits",
-    "madd256": "`vpmaddwd` of 256 bits",
+    "madd512": "`vpmaddubsw`, `vpmaddwd` of 512 bits",
+    "madd256": "`vpmaddubsw`, `vpmaddwd` of 256 bits",
     "portable": "32-bit products",
     "usdot": "`usdot`",
     "sdot": "`sdot`",

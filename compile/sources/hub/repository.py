@@ -132,7 +132,7 @@ class Repository:
 
 
 def repositories() -> Iterator[tuple[str, Path]]:
-    """Yield the repositories of models in the hub library's cache: names, and their folders."""
+    """Yield the models `hf:ORGANIZATION/NAME` in the hub library's cache, each with its folder, sorted."""
     for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
         _, organization, name = folder.name.split("--", 2)
         yield f"{HUB}{organization}/{name}", folder

@@ -84,7 +84,7 @@ class StepReader:
         self.is_whole = False
 
     def push(self, text: str) -> str:
-        """See `Scan`."""
+        """Take the next piece of text, and return the JSON that is certain now; the rest is held back."""
         self.rest += text
         written = ""
         while not self.is_whole:

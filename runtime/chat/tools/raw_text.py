@@ -118,7 +118,10 @@ def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] 
 
 
 def _of_strings(asked: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a schema about strings: that of its only alternative that is a string, if there is one."""
+    """Return a schema merged with its only alternative that allows strings; the schema itself if there is not just one.
+
+    Keywords of the schema override those of the alternative.
+    """
     ways = next((asked[way] for way in ("anyOf", "oneOf") if isinstance(asked.get(way), list)), ())
     found = [looked_up(each, root) for each in ways if types_of(each, root) & STRING]
     return {**found[0], **asked} if len(found) == 1 else asked

@@ -231,7 +231,7 @@ class _TaggedRules:
         return [f"{name}: {' | '.join(ways)}", *rules]
 
     def _value_rule(self, types: Types, schema: object) -> str:
-        """Return a rule for a value that is no string."""
+        """Return the right side of a grammar rule for a value that is not a string, without the rule's name."""
         asked: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
         if "string" in types:
             asked = {"type": sorted(types - STRING)}

@@ -307,7 +307,7 @@ def _triggers(format: ToolFormat) -> tuple[str, ...]:
 
 
 def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
-    """Read a whole reply."""
+    """Return the text and the tool calls of a whole reply, read at once."""
     reply = ReadReply()
     for piece in [*reader.push(text), *reader.finish()]:
         reply.add(piece)

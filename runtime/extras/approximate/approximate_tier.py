@@ -33,7 +33,7 @@ CHUNK_CACHE_BYTES = 64 << 20  # of frequently read KV: a quarter of 11,000 token
 
 
 def score(runner: Runner) -> ScoredRunner:
-    """Return the same runner, wrapped to record the attention to each KV row from now on.
+    """Return a wrapper of the runner that also records the attention to each KV row.
 
     Raises:
         InvalidParameter: the runner has no `forward_scored`.

@@ -37,7 +37,7 @@ class OpenApproximate:
     calibration: Calibration
 
     def observe(self, runner: Runner) -> Runner:
-        """Return the same runner, which now records the attention to each KV row."""
+        """Return a wrapper of the runner that also records the attention to each KV row."""
         from .approximate_tier import score
 
         return score(runner)
@@ -59,14 +59,14 @@ class Approximate:
 
     speculates = False
 
-    def check(self, options: EngineOptions) -> None:
-        """Raise InvalidParameter if the options conflict with others."""
+    def check_options(self, options: EngineOptions) -> None:
+        """Raise InvalidParameter if `kv_budget` is given with a draft model or with `speculate="lookup"`."""
         if options.kv_budget is not None and (options.draft is not None or options.speculate == "lookup"):
             one = "draft" if options.draft is not None else "speculate"
             raise InvalidParameter(f"{one} is given, and drafts need whole prefixes; leave it out, or kv_budget")
 
     def check_request(self, asked: RequestOptions) -> None:
-        """Raise InvalidParameter if the budget is out of range."""
+        """Raise InvalidParameter if the request's `kv_budget` is out of range."""
         if asked.kv_budget is not None:
             _require_share(asked.kv_budget)
 
@@ -108,7 +108,7 @@ class Approximate:
         return OpenApproximate(artifact, options, Calibration.read(artifact.path, artifact.manifest))
 
     def reply_options(self, opened: OpenExtra | None) -> Mapping[str, object]:
-        """Return the budget and the digest of the calibration; None if it is not in use."""
+        """Return the engine's `kv_budget` and the digest of its `calibration`, each None if the extra is not in use."""
         if not isinstance(opened, OpenApproximate):
             return {"kv_budget": None, "calibration": None}
         return {"kv_budget": opened.options.kv_budget, "calibration": opened.calibration.digest}

@@ -70,15 +70,15 @@ class PrunedPrefix:
     `choose` uses NumPy only.
 
     >>> prefix = PrunedPrefix.open(records, page_keys, budget=0.25, num_before=0, known=cache)
-    >>> if prefix is not None and prefix.read_stored():
+    >>> if prefix is not None and prefix.read_stored_rows():
     ...     queries = probe_forward.queries(prefix.rows())  # of the prompt's end, over these rows
-    ...     if prefix.choose(queries) <= calibration.max_dropped_attention and prefix.read_chosen():
+    ...     if prefix.choose(queries) <= calibration.max_dropped_attention and prefix.read_chosen_rows():
     ...         admit_over(prefix.rows())
 
     Attributes:
         num_tokens: tokens of the prefix.
         num_rows: rows in each layer and head, when all is read.
-        num_stored: rows in each layer and head, after `read_stored`.
+        num_stored: rows in each layer and head, after `read_stored_rows`.
         num_there: rows in each layer and head that `rows` has now.
         probe_head: the KV head whose group's queries `choose` needs.
         run_pages: pages of each run.
@@ -169,8 +169,11 @@ class PrunedPrefix:
         """Read only the data that is cached for the next request. Return False if a run is invalid."""
         return all([self._prefetch(run) for run in self._runs])
 
-    def read_stored(self) -> bool:
-        """Read the rows that most queries attend to, and what `choose` needs. Return False to use the exact pages."""
+    def read_stored_rows(self) -> bool:
+        """Read from disk the rows that most queries attend to, and what `choose` needs.
+
+        If a run is invalid, drop all rows and return False; the caller then uses the exact pages.
+        """
         chosen = []
         for run in self._runs:
             mine = self._read_first(run) if self._prefetch(run) else None
@@ -207,8 +210,11 @@ class PrunedPrefix:
         assert self._stored is not None, "nothing was chosen"
         return self._stored if self._picked is None else np.concatenate([self._stored, self._picked], axis=-1)
 
-    def read_chosen(self) -> bool:
-        """Read chosen rows that are missing. Return False to use the exact pages."""
+    def read_chosen_rows(self) -> bool:
+        """Read from disk the rows that `choose` added.
+
+        If a run is invalid, drop all rows and return False; the caller then uses the exact pages.
+        """
         assert self._picked is not None and self.num_there == self.num_stored, "nothing was chosen, or all is read"
         is_wanted = np.zeros((*self._picked.shape[:2], self.num_tokens), bool)
         np.put_along_axis(is_wanted, self._picked, True, axis=-1)

@@ -250,7 +250,10 @@ class PrunedSource:
     # In the reader's thread
 
     def _open(self) -> bool:
-        """Open the runs after the pages in memory; if memory ends within a run, open all from the prompt's start."""
+        """Open the runs after the pages in memory, or if memory ends within a run, all from the prompt's start.
+
+        Return False if neither can be opened.
+        """
         wanted, shared = self._wanted, self._shared
         for self._start in dict.fromkeys((wanted.num_in_memory, 0)):
             page_keys, num_before = wanted.prefix.page_keys[self._start :], self._start * PAGE_SIZE
@@ -262,19 +265,22 @@ class PrunedSource:
         return False
 
     def _read_stored(self) -> bool:
-        """Read the rows that most queries attend to."""
+        """Read the rows that most queries attend to into `_pages`. Return False if a run is invalid."""
         assert self._prefix is not None
-        if not self._prefix.read_stored():
+        if not self._prefix.read_stored_rows():
             return False
         self._pages = self._prefix.rows()
         return True
 
     def _read_chosen(self, queries: Float32Array) -> bool:
-        """Choose the other rows by the prompt's queries, and read them if little enough attention is dropped."""
+        """Choose the other rows by the prompt's queries, and read them.
+
+        Return False if too much attention would be dropped, or a run is invalid.
+        """
         assert self._prefix is not None
         self._dropped_attention = self._prefix.choose(queries)
         self.is_not_enough = self._dropped_attention > self._shared.max_dropped_attention
-        if self.is_not_enough or not self._prefix.read_chosen():
+        if self.is_not_enough or not self._prefix.read_chosen_rows():
             return False
         self._pages = self._prefix.rows()
         return True

@@ -21,7 +21,7 @@ from bench.partial import quality as partial_quality
 from bench.partial import texts
 from bench.partial.policies import POLICIES, Evidence
 from bench.partial.prefix import Prefix, PrefixModel
-from bench.partial.quality import CHOICES, VOTING, measure, summary
+from bench.partial.quality import CHOICES, VOTING, compare_policies, summary
 from bench.partial.texts import Case, Query, Texts
 from bench.report import partial as report
 
@@ -87,10 +87,10 @@ def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel)
     ids = np.random.default_rng(3).integers(0, 320, 300).tolist()
     queries = [Query(ids[start : start + 10], ids[start + 10 : start + 20]) for start in (200, 220, 240)]
     case = Case(ids[:200], queries)
-    measured = list(measure(case, 0, model))  # it asserts that all rows are the prefix
+    measured = list(compare_policies(case, 0, model))  # it asserts that all rows are the prefix
     assert len(measured) == 3 * len(CHOICES) * len(partial_quality.BUDGETS)
     few = ("first+recent", VOTING)
-    assert list(measure(case, 0, model, few)) == [one for one in measured if one.policy in few]
+    assert list(compare_policies(case, 0, model, few)) == [one for one in measured if one.policy in few]
     assert all(one.kl > 0 and 0 < one.dropped < 1 for one in measured)
     [row] = [row for row in summary(measured) if (row["policy"], row["budget"]) == ("oracle", 0.5)]
     assert row["num_queries"] == 3

@@ -11,8 +11,9 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile.sources.gguf_file import GGUFFile
 
+from bench.peers.random_blocks import BLOCKS
 from bench.peers.scenarios import SIZE_FIGURES, SIZES
-from bench.peers.shapes import BLOCKS, SHAPES, write_shape
+from bench.peers.shapes import SHAPES, write_shape
 from bench.peers.sizes import DEFAULT_SHAPES, fitting_layers, select_scenarios
 
 PUBLISHED_GB = {"qwen3-1.7b": 1.10, "qwen3-4b": 2.50, "qwen3-8b": 5.03, "qwen3-30b-a3b": 18.6, "gpt-oss-20b": 12.1}

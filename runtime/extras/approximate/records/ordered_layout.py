@@ -105,7 +105,7 @@ class OrderedLayout:
 
     @property
     def tail(self) -> Extent:
-        """The probe keys and the checksums of parts, up to the end of their last unit of 4 KiB."""
+        """The extent of the probe keys and the checksums of parts, after all chunks, padded to units of 4 KiB."""
         start = self.block_start(self.num_blocks)
         num_bytes = self.kv.num_layers * (self.probe_bytes + SHORT_CHECKSUM_BYTES * self.num_pages)
         return Extent(start, start + padded(num_bytes))

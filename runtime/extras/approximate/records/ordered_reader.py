@@ -210,7 +210,7 @@ class OpenRun:
         return blocks
 
     def _read_heads(self) -> None:
-        """Load the heads of all blocks into memory."""
+        """Read from disk the heads of blocks that are not in memory yet."""
         missing = [block for block, head in enumerate(self.tables.by_block) if head is None]
         read = self._read([self.layout.block_head(block) for block in missing])
         for block, part in zip(missing, read, strict=True):

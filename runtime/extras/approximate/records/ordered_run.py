@@ -79,7 +79,7 @@ class OrderedRun:
         order = np.argsort(-scores, axis=-1, kind="stable")[..., :num_ranks]
         rows = KVRows.of_pages(kv, pages)
         probe_keys = _stored_keys(rows, probe_head) if pack_probe is None else pack_probe(rows.keys_of(probe_head))
-        return cls(kv, pages, order.astype(np.uint16), pack(rows.take(order)), probe_head, probe_keys)
+        return cls(kv, pages, order.astype(np.uint16), pack_rows(rows.take(order)), probe_head, probe_keys)
 
     def layout(self, chunk_size: int) -> OrderedLayout:
         """Return the layout in chunks of `chunk_size` tokens."""
@@ -95,8 +95,11 @@ def _stored_keys(rows: KVRows, head: int) -> UInt8Array:
     return np.concatenate(keys, axis=-1).reshape(rows.layout.num_layers, -1)
 
 
-def pack(rows: KVRows) -> UInt8Array:
-    """Return rows as bytes, `[layers, kv_heads, tokens, row_bytes]`."""
+def pack_rows(rows: KVRows) -> UInt8Array:
+    """Return rows as bytes, `[layers, kv_heads, tokens, row_bytes]`.
+
+    The bytes of a row are the token's key, its value, then their scales, if any.
+    """
     parts = [_bytes(rows.items[0]), _bytes(rows.items[1].astype(value_dtype(rows.layout), copy=False))]
     if rows.scales is not None:
         parts += [_bytes(rows.scales[part][..., None]) for part in range(2)]
@@ -104,7 +107,7 @@ def pack(rows: KVRows) -> UInt8Array:
 
 
 def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
-    """Unpack the bytes of `pack`. Without scales the result is a view of `packed`."""
+    """Unpack the bytes of `pack_rows`. Without scales the result is a view of `packed`."""
     dtype = ROW_DTYPES[kv.dtype]
     if not kv.has_codes:
         items = packed.view(dtype).reshape(*packed.shape[:-1], 2, kv.head_dim)

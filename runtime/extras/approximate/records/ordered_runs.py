@@ -184,7 +184,10 @@ class OrderedRuns:
             return self._index.find(keys)
 
     def _note_miss(self, key: bytes, place: BlockRange, kind: MissKind, error: Exception | None = None) -> None:
-        """Count a miss of this kind, and never use that run again."""
+        """Count a miss of this kind, mark the run so that it is not used again, and drop its cached chunks.
+
+        A run that the index lost meanwhile counts as `gone`. An `error` of the disk is reported, too.
+        """
         try:
             if self._is_there(key, place):
                 self._state.add_wrong(key, kind)

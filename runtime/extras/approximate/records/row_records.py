@@ -115,15 +115,15 @@ class _Runs:
     """The kind of ordered runs; see `RecordKind`."""
 
     def is_outdated(self, header: RecordHeader) -> bool:
-        """Return whether a run has another version."""
+        """Return whether another version of radixlm wrote the run."""
         return is_outdated(header)
 
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read a whole run to verify it. Returns the bytes read, and what is invalid; None if nothing is.
+        """Read a whole run to verify it; return the number of bytes read, and the first fault, None if there is none.
 
-        A run of another version is not read.
+        A run of another version is not read: that is no fault.
         """
         if (header := RunHeader.of(record)) is None:
             return 0, None

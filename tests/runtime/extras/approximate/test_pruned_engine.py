@@ -403,7 +403,7 @@ def test_rows_that_came_too_late_make_the_next_plan_more_careful_and_no_probe_ru
     monkeypatch.setattr(ProbeForward, "queries", lambda *_: pytest.fail("it probes"))
 
     def ask(asking: Asking) -> None:
-        reading = Held(monkeypatch, PrunedPrefix, "read_stored")
+        reading = Held(monkeypatch, PrunedPrefix, "read_stored_rows")
         asking.ask("late")
         asking.run_until(reading.begun.is_set)
         time.sleep(0.3)
@@ -431,7 +431,7 @@ def test_nothing_of_a_namespace_is_kept_after_it_was_forgotten(
         assert asking.gone["one"] is not None and known.num_bytes
         chosen.sources.forget(b"")
         assert known.num_bytes == 0
-        reading = Held(monkeypatch, PrunedPrefix, "read_stored")
+        reading = Held(monkeypatch, PrunedPrefix, "read_stored_rows")
         asking.ask("two")
         asking.run_until(reading.begun.is_set)
         chosen.sources.forget(b"")

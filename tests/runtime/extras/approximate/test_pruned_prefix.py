@@ -120,7 +120,7 @@ def prefix(tmp_path: Path) -> Iterator[Stored]:
 def test_what_is_always_read_and_is_in_no_run_is_read_from_pages(tmp_path: Path) -> None:
     it = stored(tmp_path / "store", [6, 4], seed=0)
     with closing(it.store), closing(it.opened(0.3)) as part:
-        assert part.read_stored() and part.num_reads == 2 + 2 + 2 + 2, "headers, probe keys, first ranks, pages"
+        assert part.read_stored_rows() and part.num_reads == 2 + 2 + 2 + 2, "headers, probe keys, first ranks, pages"
         first = rows_of(part, it)
         for layer, head in np.ndindex(first.shape[:2]):
             assert set(always(it.num_tokens).tolist()) <= set(first[layer, head].tolist())
@@ -149,12 +149,12 @@ def test_what_is_read_is_what_is_chosen(
             part = it.open(budget, known, num_before=num_before)
             assert part is not None and part.num_there == 0
             assert part.num_rows == num_rows(it.num_tokens, budget)
-            assert part.read_stored()
+            assert part.read_stored_rows()
             first = rows_of(part, it)
             assert part.num_there == part.num_stored == first.shape[-1] <= part.num_rows
             dropped = part.choose(it.queries)
             assert 0 <= dropped <= 1
-            assert part.read_chosen()
+            assert part.read_chosen_rows()
             chosen = rows_of(part, it)
             assert part.num_there == part.num_rows == chosen.shape[-1]
             ends, keys = np.cumsum([16 * length for length in lengths])[:-1], it.exact.keys_of(PROBE_HEAD)
@@ -173,10 +173,10 @@ def test_what_is_read_is_what_is_chosen(
 def test_a_budget_of_one_has_all_rows_of_the_pages_to_the_last_bit(prefix: Stored) -> None:
     part = prefix.opened(1.0)
     assert part.num_rows == prefix.num_tokens
-    assert part.read_stored() and part.num_reads == 6  # a header and all of each run at once
+    assert part.read_stored_rows() and part.num_reads == 6  # a header and all of each run at once
     dropped = part.choose(prefix.queries)
     assert dropped == 0
-    assert part.read_chosen()
+    assert part.read_chosen_rows()
     read = KVRows.of_pages(prefix.kv, part.rows())
     assert (read.take(np.argsort(part.chosen, axis=-1)).to_pages() == prefix.exact.to_pages()).all()
     part.close()
@@ -190,7 +190,7 @@ def test_what_is_known_is_not_read_again(prefix: Stored) -> None:
         part = prefix.opened(0.3, known)
         estimate, before = part.bytes_to_read, part.bytes_read
         assert before == 3 * 4096 == 4096 * part.num_reads  # the headers
-        assert part.read_stored() and part.choose(prefix.queries) < 1 and part.read_chosen()
+        assert part.read_stored_rows() and part.choose(prefix.queries) < 1 and part.read_chosen_rows()
         asked.append((part.bytes_read, part.num_reads, estimate))
         part.close()
     assert asked[1][0] < asked[0][0] and asked[1][1] < asked[0][1] and asked[1][2] < asked[0][2]
@@ -200,9 +200,9 @@ def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
     known = ProbeKeyCache(DIMS)
     for seed in range(3):
         part = prefix.opened(0.3, known)
-        assert part.read_stored()
+        assert part.read_stored_rows()
         rows_of(part, prefix)
-        assert part.choose(prefix.queries) < 1 and part.read_chosen()
+        assert part.choose(prefix.queries) < 1 and part.read_chosen_rows()
         rows_of(part, prefix)
         part.close()
         scores = np.random.default_rng(seed).random((2, 3, 64))
@@ -229,7 +229,7 @@ def test_a_closed_store_opens_nothing_and_what_is_open_reads_on(prefix: Stored) 
     part = prefix.opened(0.3)
     prefix.store.close()
     assert prefix.open(0.3) is None
-    assert part.read_stored()
+    assert part.read_stored_rows()
     rows_of(part, prefix)
     part.close()
 
@@ -237,12 +237,12 @@ def test_a_closed_store_opens_nothing_and_what_is_open_reads_on(prefix: Stored) 
 def test_a_discarded_run_is_read_no_more(prefix: Stored) -> None:
     known = ProbeKeyCache(DIMS)
     part = prefix.opened(0.3, known)
-    assert part.read_stored() and part.choose(prefix.queries) < 1
+    assert part.read_stored_rows() and part.choose(prefix.queries) < 1
     assert known.num_bytes > 0
     prefix.store.discard(prefix.heads[0].namespace)
     known.discard(prefix.heads[0].namespace)
     assert known.num_bytes == 0
-    assert not part.read_chosen() and part.num_there == 0
+    assert not part.read_chosen_rows() and part.num_there == 0
     part.close()
     assert prefix.open(0.3) is None
 
@@ -305,12 +305,12 @@ def read_right_or_not(it: Stored) -> str:
     if part is None:
         return "not opened"
     with closing(part):
-        if not part.read_stored():
+        if not part.read_stored_rows():
             assert part.num_there == 0
             return "nothing stored"
         rows_of(part, it)
         part.choose(it.queries)
-        if not part.read_chosen():
+        if not part.read_chosen_rows():
             assert part.num_there == 0
             return "nothing chosen"
         assert rows_of(part, it).shape[-1] == part.num_rows
@@ -320,14 +320,14 @@ def read_right_or_not(it: Stored) -> str:
 def test_what_is_known_has_a_bound(prefix: Stored) -> None:
     whole = ProbeKeyCache(DIMS)
     part = prefix.opened(0.3, whole)
-    assert part.read_stored()
+    assert part.read_stored_rows()
     part.close()
     small = ProbeKeyCache(DIMS, max_bytes=whole.num_bytes - 1)
     part = prefix.opened(0.3, small)
-    assert part.read_stored()  # though what it knew of the first run is forgotten by now
+    assert part.read_stored_rows()  # though what it knew of the first run is forgotten by now
     assert 0 < small.num_bytes <= small.max_bytes
     assert small.find(prefix.heads[:6]) is None and small.find(prefix.heads[6:10]) is not None
-    assert part.choose(prefix.queries) < 1 and part.read_chosen()
+    assert part.choose(prefix.queries) < 1 and part.read_chosen_rows()
     rows_of(part, prefix)
     part.close()
     small.discard()
@@ -357,7 +357,7 @@ def test_no_file_stays_open_whatever_came_of_it(
         before = set(files.open_ones)
         part = it.opened(0.3)
         assert len(files.open_ones - before) == 3
-        assert part.read_stored() and part.choose(it.queries) < 1 and part.read_chosen()
+        assert part.read_stored_rows() and part.choose(it.queries) < 1 and part.read_chosen_rows()
         assert len(files.open_ones - before) > 3, "of pages, too"
         part.close()
         part.close()
