@@ -61,7 +61,7 @@ class EngineOptions:
     kv_cache_bytes: int | None = option(
         None,
         "Memory for the KV cache. One that holds less than the context shortens it, with a warning.",
-        unset="as much as `max_num_seqs` full contexts need, up to a quarter of `memory_bytes`",
+        unset="as much as `max_num_seqs` full contexts need, up to a quarter of `memory_bytes`, half for one context",
         above=0,
         flag=Flag("--kv-cache-gb", "engine", unit=_GB),
     )
