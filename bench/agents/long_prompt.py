@@ -68,16 +68,16 @@ def main() -> None:
     peer = options.llama_cpp.resolve() / "llama-server"
     rounds = []
     for number in range(options.rounds):
-        measured = measure(artifact, number, options.tokens, peer if peer.exists() else None)
+        measured = measure_round(artifact, number, options.tokens, peer if peer.exists() else None)
         print(measured, file=sys.stderr)
         rounds.append(measured)
     publish("long_prompt", figures(rounds, options.tokens), run=f"{artifact.path.stem}, {artifact.manifest.kv.dtype}")
 
 
-def measure(artifact: Artifact, number: int, num_tokens: int, peer: Path | None) -> Round:
-    """Start a server and measure one round; also the long prompt on llama.cpp's server, the program `peer`, if given.
+def measure_round(artifact: Artifact, number: int, num_tokens: int, peer: Path | None) -> Round:
+    """Time a long prompt's first token on a fresh server, alone and beside a stream and short requests, and time those.
 
-    The random prompts depend on the round's `number`.
+    With `peer`, llama.cpp's server, the prompt is timed there alone, too. Prompts depend on the round's `number`.
     """
     profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
     prompts = Prompts(number, min(artifact.manifest.model.vocab_size, profile.vocab_size))

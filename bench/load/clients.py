@@ -111,7 +111,7 @@ class Crowd:
             self._leave(connection, ask)
             return None
         for reply in replies:
-            reply.check(is_stream=ask.is_stream)
+            reply.check_complete(is_stream=ask.is_stream)
         check_usage(replies)
         if ask.is_json and replies[0].finish_reason == "stop" and not isinstance(json.loads(replies[0].text), dict):
             raise ReplyError(f"no JSON object: {replies[0].text!r:.200}")

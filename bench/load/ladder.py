@@ -101,7 +101,7 @@ class Crowd:
             elif reply.take(json.loads(event)):
                 (self.between_tokens_s if last else self.first_token_s).append(now - (last or start))
                 last = now
-        reply.check(is_stream=True)
+        reply.check_complete(is_stream=True)
         check_usage([reply])
         if len(reply.token_ids) != self.rung.num_reply_tokens:
             raise ReplyError(f"{len(reply.token_ids)} tokens, {self.rung.num_reply_tokens} were asked for")

@@ -56,8 +56,8 @@ class Reply:
             is_news = is_news or bool(text or token_ids)
         return is_news
 
-    def check(self, *, is_stream: bool) -> None:
-        """Raise ReplyError unless the reply is complete."""
+    def check_complete(self, *, is_stream: bool) -> None:
+        """Raise ReplyError unless finish_reason is `stop` or `length`, and a stream ended with `[DONE]`."""
         if is_stream and not self.is_done:
             raise ReplyError("the stream ended without [DONE]")
         if self.finish_reason not in ("stop", "length"):

@@ -37,7 +37,7 @@ from .judged.questions import SETS, Asked, QuestionSet
 from .judged.replies import Parts
 from .policies import POLICIES, Evidence, Scores
 from .prefix import Prefix, PrefixModel
-from .voting import seen_by_voters, vote
+from .voting import seen_by_voters, select_by_vote
 
 FULL, OURS, SIMPLE, VOTING = "full", "hybrid", "first+recent", "voting"
 WAYS = [(way, budget) for way in (OURS, SIMPLE, VOTING) for budget in (0.1, 0.25, 0.5)] + [(OURS, 0.75)]
@@ -86,7 +86,7 @@ class Asker:
                 count = num_rows(prefix.num_tokens, budget)
                 if way == VOTING:
                     assert seen is not None
-                    votes = vote(seen, self.model.layout.num_kv_heads, count)
+                    votes = select_by_vote(seen, self.model.layout.num_kv_heads, count)
                     choice, disagreeing[budget] = votes.choice, float(votes.falls_back.mean())
                 else:
                     choice = POLICIES[way](evidence, count)

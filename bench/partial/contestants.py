@@ -24,7 +24,7 @@ from .prefix import MAX_PREFIX, Prefix, PrefixModel
 from .quality import divergence, fed
 from .rows_by_layer import RowsByLayer
 from .texts import Case, Query, Texts
-from .voting import Vote, seen_by_voters, vote
+from .voting import Vote, seen_by_voters, select_by_vote
 
 NUM_PREFIXES: Mapping[str, int] = {"nq": 12, "tools": 8, "bbh": 12}
 SELECTIONS = ("heavy hitters", "first+recent", "known", "hybrid", "oracle")
@@ -112,7 +112,7 @@ def _measure_query(
     seen = seen_by_voters(model, prefix, len(query.ids))
     evidence = evidence_of(exact.mass, functools.partial(prefix.probe, query=query.ids), 0)
     choices: dict[str, Order] = {name: POLICIES[name](evidence, count) for name in SELECTIONS}
-    votes = vote(seen, model.layout.num_kv_heads, count)
+    votes = select_by_vote(seen, model.layout.num_kv_heads, count)
     choices[VOTING] = votes.choice
     kl = {}
     if is_own:

@@ -30,7 +30,7 @@ from ..report.page import publish
 from .policies import POLICIES, Evidence, Order, Scores
 from .prefix import Exact, Prefix, PrefixModel
 from .texts import WORKLOADS, Case, Query, Texts
-from .voting import seen_by_voters, vote
+from .voting import seen_by_voters, select_by_vote
 
 BUDGETS = (0.1, 0.25, 0.5)
 COMPARED = "first+recent"  # the policy that needs to know nothing
@@ -83,7 +83,7 @@ def compare_policies(
             for budget in BUDGETS:
                 count = round(budget * prefix.num_tokens)
                 if policy == VOTING:
-                    choice = vote(seen[i], model.layout.num_kv_heads, count).choice
+                    choice = select_by_vote(seen[i], model.layout.num_kv_heads, count).choice
                 else:
                     choice = POLICIES[policy](evidence, count)
                 partial = _log_probs(prefix.partial(choice, fed(query), len(query.continuation)))

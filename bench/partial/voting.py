@@ -75,9 +75,15 @@ def attention(queries: Float32Array, keys: Float32Array) -> Scores:
     return found
 
 
-def vote(seen: Scores, num_kv_heads: int, count: int) -> Vote:
-    """Select `count` rows of each layer by the attention of probed heads, `[layers, probed, tokens]`: those that most
-    of them have among their own `count` largest, of these the ones with most attention."""
+def select_by_vote(seen: Scores, num_kv_heads: int, count: int) -> Vote:
+    """Return the `count` rows of each layer that most probed heads rank among their largest, and the heads' agreement.
+
+    Ties go to the rows with most attention. All KV heads of a layer get the same rows. The agreement of a layer is the
+    mean Jaccard index of pairs of heads.
+
+    Args:
+        seen: attention of the probed heads, `[layers, probed, tokens]`.
+    """
     layers, probed, _ = seen.shape
     own = np.zeros(seen.shape, np.bool_)
     np.put_along_axis(own, largest(seen, count), True, axis=-1)

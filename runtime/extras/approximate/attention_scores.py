@@ -255,16 +255,16 @@ class ScoredRunner:
         """
         num_tokens, num_sequences, _, num_logits = batch.shape
         if num_tokens > num_sequences:
-            return self._forward_scored(batch, stride_of(num_tokens, ends_prompt=num_logits > 0))
+            return self._forward_and_score(batch, stride_of(num_tokens, ends_prompt=num_logits > 0))
         self.scores.forget_rows(batch.arrays.slots)
         return self._runner.forward(batch)
 
     def forward_scored(self, batch: Batch) -> Float32Array:
         """Run a step and score it, however few its tokens are, so that `queries` has theirs."""
-        return self._forward_scored(batch, STRIDE)
+        return self._forward_and_score(batch, STRIDE)
 
-    def _forward_scored(self, batch: Batch, stride: int) -> Float32Array:
-        """Run a step, and add the attention of one in `stride` of its tokens to the scores."""
+    def _forward_and_score(self, batch: Batch, stride: int) -> Float32Array:
+        """Run a step and return its logits; add the attention weights of one in `stride` of its tokens to `scores`."""
         arrays = batch.arrays
         self.scores.forget_rows(arrays.slots)
         with self.scores.recording(arrays):

@@ -59,9 +59,9 @@ def test_chunks_become_a_reply_whose_counts_must_agree() -> None:
     assert reply.take(chunk()) and reply.take(chunk("b", "stop", prompt_token_ids=[1, 2]))
     assert not reply.take({"choices": [], "usage": usage})
     with pytest.raises(ReplyError, match="DONE"):
-        reply.check(is_stream=True)
+        reply.check_complete(is_stream=True)
     reply.is_done = True
-    reply.check(is_stream=True)
+    reply.check_complete(is_stream=True)
     check_usage([reply])
     assert (reply.text, reply.token_ids, reply.prompt_token_ids) == ("ab", [5, 5], [1, 2])
     reply.token_ids.append(5)

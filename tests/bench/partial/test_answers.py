@@ -34,7 +34,7 @@ from bench.partial.judged import judging
 from bench.partial.judged.questions import NUM_QUESTIONS, SETS, Asked, Question, QuestionSet
 from bench.partial.judged.replies import Parts
 from bench.partial.prefix import Prefix, PrefixModel
-from bench.partial.voting import MIN_AGREEMENT, Vote, attention, vote
+from bench.partial.voting import MIN_AGREEMENT, Vote, attention, select_by_vote
 from bench.report.answers import answers as section
 
 NO_WHEEL = Path("no wheel")
@@ -104,11 +104,11 @@ def test_calls_are_of_the_wheel_and_their_own_examples_are_right(tmp_path: Path)
 def test_heads_that_agree_choose_for_all_and_others_fall_back() -> None:
     seen = np.random.default_rng(0).random((2, 3, 40))
     seen[0] = seen[0, 0]  # of the first layer all heads see the same
-    votes = vote(seen, 4, 10)
+    votes = select_by_vote(seen, 4, 10)
     assert votes.choice.shape == (2, 4, 10) and votes.falls_back.tolist() == [False, True]
     assert set(votes.choice[0, 3]) == set(np.argsort(-seen[0, 0])[:10])
     assert votes.loaded_share(40) == pytest.approx((1 + 0.25 + 0.75 * 3 / 4 / 2) / 2)
-    assert vote(seen, 4, 40).agreement.tolist() == [1, 1]
+    assert select_by_vote(seen, 4, 40).agreement.tolist() == [1, 1]
     assert Vote(votes.choice, np.array([MIN_AGREEMENT, 0.59])).falls_back.tolist() == [False, True]
 
 
@@ -116,8 +116,8 @@ def test_a_row_that_two_heads_want_comes_before_what_one_wants_more() -> None:
     seen = np.zeros((1, 3, 6))
     seen[0, 0, [0, 1]] = seen[0, 1, [1, 2]] = seen[0, 2, [3, 4]] = 0.1
     seen[0, 0, 0], seen[0, 2, 3] = 0.9, 0.5
-    assert vote(seen, 1, 2).choice.tolist() == [[[0, 1]]]
-    assert vote(seen, 1, 1).choice.tolist() == [[[0]]]
+    assert select_by_vote(seen, 1, 2).choice.tolist() == [[[0, 1]]]
+    assert select_by_vote(seen, 1, 1).choice.tolist() == [[[0]]]
 
 
 @pytest.fixture(scope="module")

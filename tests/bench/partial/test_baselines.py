@@ -19,7 +19,7 @@ from bench.partial.policies import Scores
 from bench.partial.prefix import PrefixModel
 from bench.partial.rows_by_layer import RowsByLayer
 from bench.partial.texts import Case, Query
-from bench.partial.voting import Vote, vote
+from bench.partial.voting import Vote, select_by_vote
 from bench.report.answers import baselines as section
 
 from ...conftest import CompileOnce
@@ -70,9 +70,9 @@ def test_nothing_is_lost_where_all_layers_fall_back_and_less_where_some_do(
 
     def kl(*agreement: float) -> tuple[float, float]:
         def agreed(seen: Scores, num_kv_heads: int, count: int) -> Vote:
-            return replace(vote(seen, num_kv_heads, count), agreement=np.array(agreement))
+            return replace(select_by_vote(seen, num_kv_heads, count), agreement=np.array(agreement))
 
-        monkeypatch.setattr(contestants, "vote", agreed)
+        monkeypatch.setattr(contestants, "select_by_vote", agreed)
         found = losses([contested(case, queries[4:], model, by_layer)])
         return found[FALLING_BACK][0], found[VOTING][0]
 
