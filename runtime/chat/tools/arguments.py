@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from ..scan import Scan
-from .format_texts import Specials, json_rule
+from .format_texts import Specials, json_expression
 
 Schema = Mapping[str, Any]
 MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name, in grammars of ours
@@ -46,15 +46,22 @@ class ArgumentStyle(Protocol):
         ...
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
-        """Return a reader of the arguments of one call, given their schema.
+        """Return a new reader that converts the arguments of one call to JSON.
 
         Args:
+            schema: JSON schema of the arguments; empty if unknown.
             ends: tags, one of which follows the arguments; empty if none does.
         """
         ...
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
-        """Return rules of a grammar: the first is called `name`, and the names of the others begin with it and a `_`.
+        """Return whole grammar rules: the rule `name` for all arguments of a call, then the rules that it uses.
+
+        The names of the others begin with `name` and a `_`, in capitals if they are terminals.
+
+        Args:
+            schema: JSON schema of the arguments.
+            is_strict: the whole schema must be enforced.
 
         Raises:
             InvalidGrammar: the schema is strict, and cannot be enforced in this style.
@@ -63,7 +70,11 @@ class ArgumentStyle(Protocol):
 
 
 class ArgumentsReader(Scan[str, str], Protocol):
-    """Converts the arguments of one call to JSON; at the end, it completes incomplete arguments as far as possible."""
+    """Converts the arguments of one call to JSON.
+
+    At the end of a reply it also converts held-back text, as far as that is certain. Strings and brackets of incomplete
+    arguments stay open.
+    """
 
     @property
     def is_whole(self) -> bool:
@@ -84,7 +95,7 @@ class StepReader:
         self.is_whole = False
 
     def push(self, text: str) -> str:
-        """Take the next piece of text, and return the JSON that is certain now; the rest is held back."""
+        """Take the next piece of text, and return the JSON of its complete elements; the rest is held back."""
         self.rest += text
         written = ""
         while not self.is_whole:
@@ -96,7 +107,7 @@ class StepReader:
         return written
 
     def _next(self, held: str) -> tuple[str, int]:
-        """Return the JSON of the next element of `held`, and its length in `held`; 0 if more text is needed."""
+        """Return the JSON of the next element of `held`, and the number of characters read: 0 if it needs more text."""
         raise NotImplementedError
 
 
@@ -120,7 +131,7 @@ class _JsonArguments:
         return _JsonReader()
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
-        rule = json_rule({"type": "object", **schema}, is_strict=is_strict, is_loose=self._is_loose)
+        rule = json_expression({"type": "object", **schema}, is_strict=is_strict, is_loose=self._is_loose)
         return [f"{name}: {rule}"]
 
 
@@ -148,7 +159,10 @@ class _JsonReader:
         return ""
 
     def _length_in_object(self, text: str) -> int:
-        """Return how many first characters of `text` belong to the object: up to its closing brace, or all."""
+        """Return the number of first characters of `text` that belong to the object: up to its closing brace, or all.
+
+        Sets `is_whole` at the closing brace.
+        """
         for at, char in enumerate(text):
             if self._in_string:
                 if self._is_escaped:
@@ -170,7 +184,7 @@ class _JsonReader:
 
 
 def read_cut(text: str) -> dict[str, Any]:
-    """Return a JSON object, or the readable part of an incomplete one.
+    """Return a decoded JSON object, or the readable part of an incomplete one; `{}` if nothing is readable.
 
     >>> read_cut('{"path": "a.py", "lines": [1, 2], "text": "x = \\\\"1')
     {'path': 'a.py', 'lines': [1, 2], 'text': 'x = "1'}

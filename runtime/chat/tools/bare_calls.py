@@ -32,7 +32,7 @@ def length_of_fence(text: str) -> int:
 
 
 def may_be_calls(text: str, names: Collection[str]) -> bool:
-    """Return whether a reply that begins with this text may turn out to be calls.
+    """Return whether a reply that begins with this text may turn out to be nothing but calls of the tools `names`.
 
     >>> [may_be_calls(text, ["now"]) for text in ("```js", "<tools>", '{"name": "no', '{"name": "Al', "[1", "Hm")]
     [True, True, True, False, False, False]
@@ -57,7 +57,9 @@ def may_be_calls(text: str, names: Collection[str]) -> bool:
 
 
 def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the calls that a whole reply consists of, as `(name, arguments as JSON)`; none if it has more.
+    """Return the calls of a whole reply that is nothing but calls of the tools `names`: `(name, arguments as JSON)`.
+
+    An empty list for any other reply.
 
     >>> calls_in('```json\\n{"name": "now", "arguments": {"a": 1}}\\n```', ["now"])
     [('now', '{"a": 1}')]
@@ -76,13 +78,13 @@ def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _skip_wrapping(text: str, start: int) -> int:
-    """Return the index after the text that can be around calls, such as fences and tags; `start` if there is none."""
+    """Return the index after the white space, commas, fences and tags that begin at `start`; `start` if none do."""
     found = _AROUND.match(text, start)
     return start if found is None else found.end()
 
 
 def _parse_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
-    """Return the name of the called tool and its arguments as JSON; None if a JSON value is no call of a known tool."""
+    """Return the call that a decoded JSON value is, as `(name, arguments as JSON)`; None if it is no call."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict) and value.keys() - _BESIDE == {"function"}:
         value = value["function"]
     if not isinstance(value, dict):

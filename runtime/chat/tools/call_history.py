@@ -74,9 +74,9 @@ class CallHistory:
         return len(self._given)
 
     def note(self, namespace: bytes, call: ToolCall) -> None:
-        """Remember a complete call that a namespace received; the least recently used ones are dropped.
+        """Remember a complete call that a namespace received, and drop the least recently used ones above `max_bytes`.
 
-        A call that could be read in two ways is not remembered.
+        Not if its arguments are no JSON object, have a key twice, or a number that is too large for a float.
         """
         if _canonical(call.arguments) is None:
             return
@@ -86,23 +86,23 @@ class CallHistory:
                 self._drop(next(iter(self._given)))
 
     def respelled(self, namespace: bytes, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages, with the arguments of known calls as `GeneratedArguments`."""
+        """Return the messages, with the arguments of known calls in the model's spelling, as `GeneratedArguments`."""
         return [self._restore_message(namespace, message) for message in messages] if self._given else messages
 
     def forget(self, namespace: bytes | None = None) -> None:
-        """Forget a namespace's calls, or all."""
+        """Forget a namespace's calls; those of all namespaces if it is None."""
         with self._lock:
             for key in [key for key in self._given if namespace in (None, key[0])]:
                 self._drop(key)
 
     def forget_unused(self, since: float) -> None:
-        """Forget calls that were neither received nor sent back since then, on the clock."""
+        """Forget calls that were neither received nor sent back since the time `since`, in seconds of the clock."""
         with self._lock:
             while self._given and next(iter(self._given.values())).used_at < since:
                 self._drop(next(iter(self._given)))
 
     def _restore_message(self, namespace: bytes, message: Message) -> Message:
-        """Return a message with its calls in their original spelling; unchanged unless each of them is known."""
+        """Return a message with its calls' arguments in the model's spelling; unchanged unless all are known."""
         calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         if not isinstance(calls, list) or not calls:
             return message
@@ -110,7 +110,10 @@ class CallHistory:
         return message if None in respelled else {**message, "tool_calls": respelled}
 
     def _restore_call(self, namespace: bytes, call: object) -> Mapping[str, Any] | None:
-        """Return a call in its original spelling; None if it is unknown, or has another shape."""
+        """Return a call with its arguments in the model's spelling, and count it as used now.
+
+        None if its id is unknown in this namespace, its name or arguments differ, or it has another shape.
+        """
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
             return None
@@ -127,7 +130,7 @@ class CallHistory:
         return {**call, "function": {**function, "arguments": GeneratedArguments(given.arguments)}}
 
     def _remember(self, key: _Key, given: _Given) -> None:
-        """Store a call as the one used last."""
+        """Store a call as the one used last, in place of an earlier one with this key; the caller holds the lock."""
         if key in self._given:
             self._drop(key)
         self._given[key] = given
@@ -143,7 +146,10 @@ def _are_equal(given: str, sent: str) -> bool:
 
 
 def _canonical(arguments: str) -> str | None:
-    """Return the same text for all arguments that are equal in type and value; None if ambiguous, or no JSON object."""
+    """Return JSON arguments in one spelling, the same for all that are equal in type and value.
+
+    None if they are no JSON object, have a key twice, or a number that is too large for a float.
+    """
     try:
         value = json.loads(
             arguments, object_pairs_hook=_require_unique, parse_float=_parse_finite, parse_constant=_refuse_constant
@@ -154,7 +160,7 @@ def _canonical(arguments: str) -> str | None:
 
 
 def _require_unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the pairs of a JSON object as a dictionary.
+    """Return the keys and values of a decoded JSON object as a dictionary.
 
     Raises:
         ValueError: two pairs have the same key.
@@ -166,7 +172,7 @@ def _require_unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _parse_finite(text: str) -> float:
-    """Return the number of a JSON text.
+    """Return the number that a text of JSON writes, as a float.
 
     Raises:
         ValueError: it is too large for a float.

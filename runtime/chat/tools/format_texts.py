@@ -2,6 +2,10 @@
 
 A slot is `{index}`, digits, or `{id}`, letters and digits that the model makes up. White space can be any, or missing,
 if the text has some, between tags and around the punctuation of JSON. `"arguments"` and `"parameters"` are one name.
+
+A *piece* of a text is a literal, or a variable part: white space, a slot, or one of these names. A *rule* is one line
+`name: expression` of a Lark grammar; an *expression* is its right side, without the name.
+
 Knows texts, special tokens and schemas, and Lark as llguidance reads it; not what a call looks like.
 """
 
@@ -47,7 +51,7 @@ class Piece(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """A regular expression for this piece."""
+        """The regular expression for this piece; empty for the end of a name."""
         match self.kind:
             case "text":
                 return escaped(self.text)
@@ -94,7 +98,7 @@ def cut_at_slots(text: str) -> list[tuple[str, str]]:
 
 @cache
 def loose(text: str) -> tuple[Piece, ...]:
-    """Return the pieces of a text, with the white space that a model may write in it.
+    """Return a format's text as pieces: literals, slots, and blanks where a model can write any white space or none.
 
     >>> [piece.text or piece.kind for piece in loose('{"name": "')]
     ['{', 'blank', '"name"', 'blank', ':', 'blank', '"']
@@ -113,7 +117,7 @@ def loose(text: str) -> tuple[Piece, ...]:
 
 
 def loose_after_white(text: str) -> tuple[Piece, ...]:
-    """Return the pieces of a text with white space before it."""
+    """Return the pieces of a text as `loose` does, after one for white space before it."""
     return (Piece("blank"), *loose(text.strip()))
 
 
@@ -135,8 +139,11 @@ def prefix_pattern(pieces: tuple[Piece, ...]) -> str:
     return pattern
 
 
-def lexemes(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[str]:
-    """Return a grammar rule for a text in pieces: one lexeme, or several if it has special tokens."""
+def lexeme_rule(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[str]:
+    """Return the grammar rule `name`, alone in a list, for a text in pieces.
+
+    It is one lexeme, or several if the text has special tokens.
+    """
     parts: list[tuple[Piece, ...] | str] = [()]
     for piece in pieces:
         for text in cut_at_specials(piece.text, specials) if piece.text else [""]:
@@ -158,7 +165,9 @@ def lexemes(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[st
 
 
 def match_pieces(held: str, pieces: tuple[Piece, ...], start: int = 0) -> PieceMatch | None:
-    """Match `held` from `start` with a text in these pieces; None if they differ. `held` is not copied.
+    """Match `held`, from index `start` on, with a text in pieces; return how far they agree, or None if they differ.
+
+    The match is not whole if `held` ends too early to tell. `held` can have more text after it, and is not copied.
 
     >>> text = loose("f:{index} <args>")
     >>> match_pieces("f:0<args>{", text), match_pieces("f:0 <ar", text), match_pieces("g", text)
@@ -207,7 +216,7 @@ def _num_matched(pattern: re.Pattern[str], held: str, at: int) -> int:
 
 
 def quoted(text: str, specials: Specials = ()) -> str:
-    """Return a text as a grammar rule, with ids for its special tokens; an empty text is `""`.
+    """Return a grammar expression for a literal text: in quotes, its special tokens by id; an empty text is `""`.
 
     >>> quoted("<call>now", [("<call>", 7)])
     '<[7]> "now"'
@@ -220,7 +229,7 @@ def quoted(text: str, specials: Specials = ()) -> str:
 
 
 def cut_at_specials(text: str, specials: Specials) -> list[str]:
-    """Split a text before and after each special token; return all parts in order, without empty ones."""
+    """Return the parts of a text, which is split before and after each special token; in order, without empty ones."""
     texts = sorted((special for special, _ in specials), key=len, reverse=True)
     if not texts:
         return [text] if text else []
@@ -228,7 +237,7 @@ def cut_at_specials(text: str, specials: Specials) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Return the text escaped for a regular expression."""
+    """Return a text escaped so that it stands for itself in a regular expression of a grammar."""
     return "".join(
         "\\n" if char == "\n" else char if char.isalnum() or char in "_<> " or not char.isascii() else f"\\{char}"
         for char in text
@@ -247,7 +256,7 @@ class Rules(list[str]):
         """Append rules.
 
         Raises:
-            InvalidGrammar: there is no room.
+            InvalidGrammar: all rules together are longer than `MAX_GRAMMAR_LENGTH`.
         """
         for rule in rules:
             self.append(rule)
@@ -258,12 +267,12 @@ class Rules(list[str]):
                 )
 
 
-def json_rule(schema: Mapping[str, Any], *, is_strict: bool, is_loose: bool = False) -> str:
-    """Return a rule for JSON of a schema, with the white space of templates, or with any."""
+def json_expression(schema: Mapping[str, Any], *, is_strict: bool, is_loose: bool = False) -> str:
+    """Return the grammar expression for JSON that fits a schema, with the white space of templates; any if loose."""
     return f"%json {with_options(schema, is_strict=is_strict, **({} if is_loose else AS_TEMPLATES_WRITE))}"
 
 
 def with_options(schema: Mapping[str, Any], *, is_strict: bool, **options: object) -> str:
-    """Return the schema with options for its enforcement."""
+    """Return the schema as JSON text, with the library's options for its enforcement."""
     options |= {"lenient": not is_strict, "coerce_one_of": not is_strict}
     return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"))

@@ -201,6 +201,8 @@ _ARGUMENTS = '{"fred": true, "plugh": 1, "waldo": "x y"}'
 def format_of(template: ChatTemplate) -> ToolFormat:
     """Return the format of the model with this chat template: the one in which it renders earlier calls.
 
+    If it renders none, the one in which it describes tools; `PLAIN` if that is unknown, too.
+
     >>> format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is PLAIN
     True
     """
@@ -216,7 +218,12 @@ def format_of(template: ChatTemplate) -> ToolFormat:
 
 
 def _render_calls(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str | None:
-    """Return the text of a conversation with calls; None if the template refuses calls, or leaves out tools."""
+    """Return a made-up conversation as the template renders it; None if it refuses the calls, or leaves out tools.
+
+    Args:
+        num_calls: of the one assistant's message, each with a result; 0 to 2.
+        ids: of the calls; not more calls are made.
+    """
     values: list[tuple[str, dict[str, object]]] = [("xyzzy", {"fred": True, "plugh": 1, "waldo": "x y"}), ("corge", {})]
     calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

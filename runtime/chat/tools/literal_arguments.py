@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from ...errors import InvalidGrammar
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
-from .format_texts import Rules, Specials, json_rule, quoted
+from .format_texts import Rules, Specials, json_expression, quoted
 from .literal_reader import LiteralReader
-from .raw_text import text_rules, times_of, unkept_words, values_of
-from .schema_types import ANY, STRING, Types, looked_up, standalone, target, types_of
+from .raw_text import enumerated_values, length_quantifier, text_rules, unenforced_keywords
+from .schema_types import ANY, STRING, Types, follow_reference, standalone, target, types_of
 
 _MAX_DEPTH: Final = 48  # of nested schemas that are enforced
 _WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
@@ -58,7 +58,7 @@ class LiteralArguments:
         return [f"{name}: {arguments}", *found.rules]
 
     def in_order(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the values in the order of templates: Gemma's sorts them."""
+        """Return names and values in the order of templates: Gemma's sorts them by name."""
         return _by_name(values) if self.quote is not None else list(values.items())
 
     def _write_value(self, value: object) -> str:
@@ -84,7 +84,7 @@ class LiteralArguments:
 
 
 def _python_literal(value: object) -> str:
-    """Return the value as LFM's template writes it, with escapes if needed."""
+    """Return a value as LFM's template writes it: strings in single quotes, objects as JSON, others as Python."""
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"'{escaped}'"
@@ -117,9 +117,10 @@ class _LiteralRules:
     _depth: int = 0
 
     def members_expression(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str]) -> str:
-        """Return the right side of the rule `name`, for an object that fits a schema, and add the rules that it uses.
+        """Return the right side of the rule `name`, for an object that fits a schema; add the rules that it uses.
 
         Args:
+            name: of the caller's rule; names of added rules begin with it.
             marks: the object's opener, the texts between name and value and between members, and its closer.
         """
         opener, assign, comma, closer = marks
@@ -131,24 +132,27 @@ class _LiteralRules:
         needed, others = list[str](), list[str]()
         for number, (key, each) in enumerate(items):
             own = f"{name}_{number}"
-            self.rules.add([f"{own}: {self._quoted(key)} {self._quoted(assign)} {self._value_rule(each)}"])
+            self.rules.add([f"{own}: {self._quoted(key)} {self._quoted(assign)} {self._add_value_rule(each)}"])
             (needed if key in required else others).append(own)
         most = len(others)
         if extra is not False:
             own, known = f"{name}_more", "".join(f" & ~/{_escaped(key)}/" for key, _ in items)
             key = f"{name.upper()}_KEY"
-            value = f"{own}: {key} {self._quoted(assign)} {self._value_rule(extra)}"
+            value = f"{own}: {key} {self._quoted(assign)} {self._add_value_rule(extra)}"
             self.rules.add([f"{key}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{known}", value])
             others.append(own)
             most += MAX_EXTRAS
-        written = self._in_any_order(f"{name}_other", needed, others, most, self._quoted(comma))
+        written = self._order_expression(f"{name}_other", needed, others, most, self._quoted(comma))
         return f"{self._quoted(opener)} {written} {self._quoted(closer)}"
 
-    def _in_any_order(self, name: str, needed: list[str], others: list[str], most: int, comma: str) -> str:
-        """Return a rule for the needed members in their order, with at most `most` others between them.
+    def _order_expression(self, name: str, needed: list[str], others: list[str], most: int, comma: str) -> str:
+        """Return a grammar expression for the needed members in their order, and any others before, between and after.
 
         Args:
-            name: of the rule for the others, which is added.
+            name: of the rule for one other member, which is added if there are others.
+            needed, others: names of the members' rules.
+            most: others in one place; one more if no member is needed.
+            comma: the expression between two members.
         """
         if not others:
             return f" {comma} ".join(needed) or '""'
@@ -158,11 +162,13 @@ class _LiteralRules:
             return f"({name} {more})?"
         return f"({name} {comma}){{0,{most}}} " + f" {comma} ".join(f"{each} {more}" for each in needed)
 
-    def _value_rule(self, schema: object) -> str:
-        """Return the name of the rule for values that fit a schema; add the rule if there is none yet.
+    def _add_value_rule(self, schema: object) -> str:
+        """Add the rule for values that fit a schema, unless there is one already, and return the name of the rule.
+
+        If schemas are nested too deeply, the innermost ones allow any value.
 
         Raises:
-            InvalidGrammar: it is strict, and nested too deeply.
+            InvalidGrammar: `is_strict`, and they are nested too deeply.
         """
         schema = target(schema, self.schema)
         if self._depth == _MAX_DEPTH and self.is_strict:
@@ -172,20 +178,20 @@ class _LiteralRules:
         if key not in self._values:
             self._values[key] = f"{self.name}_value_{len(self._values)}"
             self._depth += 1
-            ways = self._alternatives(self._values[key], {} if is_any else schema)
+            ways = self._value_expression(self._values[key], {} if is_any else schema)
             self._depth -= 1
             self.rules.add([f"{self._values[key]}: {ways}"])
         return self._values[key]
 
-    def _alternatives(self, name: str, schema: object) -> str:
-        """Return what a value that fits a schema can be, joined by `|`, and add the rules that these alternatives use.
+    def _value_expression(self, name: str, schema: object) -> str:
+        """Return the right side of the rule `name`, for a value that fits a schema; add the rules that it uses.
 
         Args:
-            name: of the rule for the value; names of added rules begin with it.
+            name: of the caller's rule; names of added rules begin with it.
         """
-        types, asked = types_of(schema, self.schema, self._seen) or ANY, looked_up(schema, self.schema)
+        types, asked = types_of(schema, self.schema, self._seen) or ANY, follow_reference(schema, self.schema)
         if self.style.quote is None:
-            return self._python_alternatives(types, asked)
+            return self._python_expression(types, asked)
         ways = []
         if "string" in types:
             ways.append(f"{self._quoted(self.style.quote)} {name}_text")
@@ -201,7 +207,7 @@ class _LiteralRules:
             ways.append(self._json({**_without_refs(asked), "type": kind} if types == {kind} else {"type": kind}))
         ways += [quoted(word) for kind, words in _WORDS.items() if kind in types for word in words]
         if "array" in types:
-            item = self._value_rule(asked.get("items", True))
+            item = self._add_value_rule(asked.get("items", True))
             ways.append(f'"[" ({item} ("," {item})*)? "]"')
         if "object" in types:
             ways.append(f"{name}_object")
@@ -209,25 +215,29 @@ class _LiteralRules:
             self.rules.add([f"{name}_object: {members}"])
         return " | ".join(ways)
 
-    def _python_alternatives(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
-        """Return the alternatives for a value as Python writes it: quoted strings, Python's words, else JSON.
+    def _python_expression(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
+        """Return the right side of a rule for a value as Python writes it; no rule is added.
+
+        Its alternatives are strings in either quotes, Python's words, and else JSON.
 
         Args:
+            types: the types that the schema allows.
             asked: the schema, without a reference.
         """
-        values = values_of(asked, self.schema)
+        values = enumerated_values(asked, self.schema)
         if types == STRING and values is not None:
             texts = [value for value in values if isinstance(value, str)]
             return " | ".join(quoted(text) for value in texts for text in (_python_literal(value), json.dumps(value)))
-        if types == STRING and not (self.is_strict and unkept_words(asked, self.schema)):  # else as JSON, which can
-            times = times_of(asked)
+        # A string with a pattern that must be enforced is JSON, which can.
+        if types == STRING and not (self.is_strict and unenforced_keywords(asked, self.schema)):
+            times = length_quantifier(asked)
             return " | ".join(rf"/{mark}([^{mark}\\]|\\[ntr\\'\"]){times}{mark}/" for mark in "'\"")
         is_words = types <= {"boolean", "null"} and not self.style.is_json
         ways = [] if is_words else [self._json(_without_refs(asked, self.schema))]
         return " | ".join([*ways, *(quoted(w) for kind, ws in _PYTHON_WORDS.items() if kind in types for w in ws)])
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        return json_rule(schema, is_strict=self.is_strict)
+        return json_expression(schema, is_strict=self.is_strict)
 
     def _quoted(self, text: str) -> str:
         return quoted(text, self.specials)

@@ -42,7 +42,10 @@ class LiteralReader(StepReader):
         self._is_named = False  # the name before the next value was read
 
     def finish(self) -> str:
-        """Complete incomplete arguments; see `ArgumentsReader`."""
+        """Return the JSON of the text that is held back at the end of a reply, as far as that is certain.
+
+        Incomplete arguments stay so: strings and brackets are not closed.
+        """
         held, self.rest = self.rest, ""
         if self._is_known:
             return ""
@@ -66,7 +69,11 @@ class LiteralReader(StepReader):
         return "" if self._is_known else written, length
 
     def _read_token(self, held: str) -> tuple[str, int]:
-        """Read white space, a comma, a sign after a name, a bracket, an opening quote, or a word without quotes."""
+        """Return the next element outside strings as JSON, and the number of characters read: 0 if it needs more text.
+
+        That is white space, a comma, the sign after a name, a bracket, an opening quote, or a word without quotes.
+        White space is left out, and a comma comes before the next element.
+        """
         if not held:
             return "", 0
         if held[0].isspace():
@@ -123,7 +130,10 @@ class LiteralReader(StepReader):
         return string(held[:num_safe])[1:-1], num_safe
 
     def _read_escape(self, held: str) -> tuple[str, int]:
-        """Read one of Python's escapes inside a string; an unknown one stays as it is written."""
+        """Return the Python escape at the start of `held` as JSON, and the number of characters read: 0 if incomplete.
+
+        An unknown escape stays as it is written.
+        """
         if len(held) < 2:
             return "", 0
         num_digits = _CODES.get(held[1], 0)
@@ -136,7 +146,10 @@ class LiteralReader(StepReader):
         return string(held[1] if held[1] in "\\'\"" else held[:2])[1:-1], 2
 
     def _read_bracket(self, bracket: str) -> str:
-        """Return a bracket as JSON, after a comma if needed; closing the outermost one completes the arguments."""
+        """Open or close one of JSON's brackets, and return it, after a comma if needed.
+
+        Closing the outermost one completes the arguments.
+        """
         if bracket in "{[":
             text = self._after_comma(bracket)
             self._open.append(bracket)
@@ -153,7 +166,7 @@ class LiteralReader(StepReader):
 
 
 def _json_number(word: str) -> str | None:
-    """Return a number as JSON writes it; None if it is none."""
+    """Return a word unchanged if it is a finite number in JSON; None if it is not."""
     try:
         value = json.loads(word)
     except ValueError:
@@ -163,7 +176,14 @@ def _json_number(word: str) -> str | None:
 
 
 def _json_escape(escape: str, digits: str) -> str:
-    """Return an escape with digits as JSON writes it; pairs of surrogates remain pairs."""
+    """Return an escape with digits, such as `\\x41`, as the inside of a JSON string; if invalid, as it is written.
+
+    Pairs of surrogates remain pairs.
+
+    Args:
+        escape: all of it.
+        digits: its hexadecimal digits.
+    """
     try:
         code = int(digits, 16)
         return f"\\u{code:04x}" if code <= 0xFFFF else string(chr(code))[1:-1]

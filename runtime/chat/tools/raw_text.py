@@ -1,6 +1,6 @@
 """Grammar rules for strings without JSON's quotes, up to a text that ends them.
 
-Knows schemas of strings, not calls.
+Rules are whole lines, `name: expression`. Knows schemas of strings, not calls.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from ...errors import InvalidGrammar
 from .format_texts import Specials, cut_at_specials, escaped, quoted
-from .schema_types import STRING, Types, looked_up, target, types_of
+from .schema_types import STRING, Types, follow_reference, target, types_of
 
 _MAX_LENGTH: Final = 4096  # of a string whose length is enforced
-_UNKEPT: Final = ("pattern", "format")  # keywords of strings that rules cannot enforce
+_UNENFORCED: Final = ("pattern", "format")  # keywords of strings that rules cannot enforce
 _MAX_SEEN: Final = 256  # schemas that are visited to classify one: hostile ones have too many branches
 _WAYS: Final = ("anyOf", "oneOf", "allOf")
 _NULLS: Final = ("null", "None")  # in JSON and in Python
@@ -31,50 +31,58 @@ def text_rules(
     line: str = "",
     goes_on: bool = False,
 ) -> list[str]:
-    """Return rules for a string that fits `asked`, or null if allowed, and `close`; any string if other types can be.
+    """Return grammar rules, the first one called `name`, for a string that fits `asked` and the `close` that ends it.
+
+    The word null is allowed if `types` has it. If `types` has others, too, any string is.
 
     Args:
+        types: the types that `asked` allows, one of them a string.
+        asked: the schema of the string.
+        close: the text that ends the string.
         root: the schema that `asked` is a part of.
         line: can come before `close`, and is no part of the string.
-        goes_on: any string can contain `close`: what follows in the grammar decides where it ends.
+        goes_on: strings without enumerated values and limits of length can contain `close`: what follows in the grammar
+            decides where they end.
 
     Raises:
-        InvalidGrammar: it is strict, and cannot be enforced.
+        InvalidGrammar: `is_strict`, and `asked` cannot be enforced.
     """
-    unkept = unkept_words(asked, root)
-    if is_strict and (unkept or types & {"object", "array"}):
-        reason = f"has {unkept[0]}" if unkept else "may be a string, an object or an array"
+    unenforced = unenforced_keywords(asked, root)
+    if is_strict and (unenforced or types & {"object", "array"}):
+        reason = f"has {unenforced[0]}" if unenforced else "may be a string, an object or an array"
         raise InvalidGrammar(
             f"an argument of a function {reason}, which cannot be enforced where the model writes strings without "
             "quotes; leave it out, or do not ask for strict"
         )
     if types - {"null"} != STRING:
-        return _any_rules_until(name, close, specials, goes_on=goes_on)
+        return _any_rules_with_close(name, close, specials, goes_on=goes_on)
     nulls = _NULLS if "null" in types else ()
-    values, times = values_of(asked, root), times_of(_of_strings(asked, root))
+    values, times = enumerated_values(asked, root), length_quantifier(_with_string_alternative(asked, root))
     white = "WS? " if close in dict(specials) else "BLANK "
     end = f"{white if line else ''}{quoted(close, specials)}"
     if values is not None:
         texts = [value for value in values if isinstance(value, str)]
         return [f"{name}: ({' | '.join(quoted(text, specials) for text in (*texts, *nulls))}) {end}"]
     if times == "*":
-        return _any_rules_until(name, close, specials, goes_on=goes_on)
+        return _any_rules_with_close(name, close, specials, goes_on=goes_on)
     if not nulls:
-        return _rules_until(name, times, close, specials, line)
+        return _rules_with_close(name, times, close, specials, line)
     null = f"({' | '.join(map(quoted, nulls))}) {end}"
-    return [f"{name}: {name}_string | {null}", *_rules_until(f"{name}_string", times, close, specials, line)]
+    return [f"{name}: {name}_string | {null}", *_rules_with_close(f"{name}_string", times, close, specials, line)]
 
 
-def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[str]:
+def unenforced_keywords(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[str]:
     """Return the keywords of a schema within `root`, and of its alternatives, that our rules do not enforce.
 
-    >>> unkept_words({"anyOf": [{"type": "string", "pattern": "^a$"}, {"type": "null"}]}, {})
+    Also `anyOf`, `oneOf` or `allOf`, if there are too many alternatives to visit.
+
+    >>> unenforced_keywords({"anyOf": [{"type": "string", "pattern": "^a$"}, {"type": "null"}]}, {})
     ['pattern']
 
     Args:
         seen: ids of schemas that were visited on the way here.
     """
-    found, seen = [word for word in _UNKEPT if word in asked], set() if seen is None else seen
+    found, seen = [word for word in _UNENFORCED if word in asked], set() if seen is None else seen
     for way in _WAYS:
         for ref in asked[way] if isinstance(asked.get(way), list) else ():
             each = target(ref, root)
@@ -82,14 +90,18 @@ def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[in
                 return [*found, way]
             if id(each) not in seen:
                 seen.add(id(each))
-                found += unkept_words(looked_up(each, root), root, seen)
+                found += unenforced_keywords(follow_reference(each, root), root, seen)
     return found
 
 
-def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[Any] | None:
-    """Return the strings that a schema within `root` enumerates, and other values next to them; None if it does not.
+def enumerated_values(
+    asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None
+) -> list[Any] | None:
+    """Return the values of a schema within `root` that enumerates all its strings; None if it does not.
 
-    >>> values_of({"anyOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, {})
+    They are those of `enum` or `const`, also of alternatives that allow strings; some are no strings.
+
+    >>> enumerated_values({"anyOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, {})
     ['a', 'b', 'c']
 
     Args:
@@ -110,40 +122,49 @@ def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] 
         if len(seen) >= _MAX_SEEN:
             return None
         seen.add(id(each))
-        inner = values_of(looked_up(each, root), root, seen)
+        inner = enumerated_values(follow_reference(each, root), root, seen)
         if inner is None:
             return None
         found += inner
     return None if is_first and not found else found
 
 
-def _of_strings(asked: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema merged with its only alternative that allows strings; the schema itself if there is not just one.
+def _with_string_alternative(asked: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema with the keywords of its only alternative that can be a string added.
 
-    Keywords of the schema override those of the alternative.
+    It is unchanged if none or several can. Keywords of the schema override those of the alternative.
     """
     ways = next((asked[way] for way in ("anyOf", "oneOf") if isinstance(asked.get(way), list)), ())
-    found = [looked_up(each, root) for each in ways if types_of(each, root) & STRING]
+    found = [follow_reference(each, root) for each in ways if types_of(each, root) & STRING]
     return {**found[0], **asked} if len(found) == 1 else asked
 
 
-def times_of(asked: Mapping[str, Any]) -> str:
-    """Return the length of a string as a quantifier of a regular expression."""
+def length_quantifier(asked: Mapping[str, Any]) -> str:
+    """Return the limits of a string's length as a quantifier of a regular expression, such as `{1,8}`.
+
+    `*` if its schema has none, or they are too high to enforce.
+    """
     least, most = asked.get("minLength", 0), asked.get("maxLength", "")
     if not isinstance(least, int) or not (most == "" or isinstance(most, int)) or max(least, most or 0) > _MAX_LENGTH:
         return "*"
     return f"{{{least},{most}}}" if least or most != "" else "*"
 
 
-def _any_rules_until(name: str, close: str, specials: Specials, *, goes_on: bool) -> list[str]:
-    """Return rules for a text of any length up to `close`; with `goes_on` it can contain `close` itself."""
+def _any_rules_with_close(name: str, close: str, specials: Specials, *, goes_on: bool) -> list[str]:
+    """Return rules, the first one called `name`, for a text of any length and the `close` that ends it.
+
+    Args:
+        goes_on: the text can contain `close`, unless that is a special token.
+    """
     if not goes_on or close in dict(specials):
-        return _rules_until(name, "*", close, specials)
-    return [f"{name}: {name}_part+", *_rules_until(f"{name}_part", "*", close, specials)]
+        return _rules_with_close(name, "*", close, specials)
+    return [f"{name}: {name}_part+", *_rules_with_close(f"{name}_part", "*", close, specials)]
 
 
-def _rules_until(name: str, times: str, close: str, specials: Specials, line: str = "") -> list[str]:
-    """Return rules for a text up to the first `close`.
+def _rules_with_close(name: str, times: str, close: str, specials: Specials, line: str = "") -> list[str]:
+    """Return rules, the first one called `name`, for a text and the `close` that ends it.
+
+    The text ends at the first `close`; if that has special tokens in it, at its first part.
 
     Args:
         times: number of its characters, as a quantifier of a regular expression.

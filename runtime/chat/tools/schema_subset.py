@@ -49,7 +49,9 @@ _NOTHING: Final = object()
 
 
 def enforceable(schema: Schema, level: Enforcement = "schema") -> tuple[Schema, bool]:
-    """Return the enforceable part of a schema, and whether that is all of it, descriptions aside.
+    """Return the enforceable part of a tool's schema, and whether that is all of it, descriptions aside.
+
+    If no object fits it, any object is allowed; if it has too many schemas, the level is `outline`.
 
     >>> enforceable({"properties": {"a": {"type": "string", "pattern": "^(?!b)", "title": "A"}}})
     ({'properties': {'a': {'type': 'string'}}}, False)
@@ -67,7 +69,10 @@ def enforceable(schema: Schema, level: Enforcement = "schema") -> tuple[Schema, 
 
 
 def enforceable_json(schema: Schema) -> tuple[Schema, bool]:
-    """Return what `enforceable` does, for a schema of any JSON."""
+    """Return the enforceable part of a schema of any JSON, and whether that is all of it, descriptions aside.
+
+    Of one with too many schemas in it, only the type is left, if any.
+    """
     reading = _Reading(schema)
     found = reading.read(schema)
     if reading.num_schemas >= MAX_SCHEMAS:
@@ -76,7 +81,7 @@ def enforceable_json(schema: Schema) -> tuple[Schema, bool]:
 
 
 def without_descriptions(schema: Schema) -> Schema:
-    """Return the schema without descriptions, which are only for the model.
+    """Return a copy of a schema without descriptions, titles, examples and defaults, which are only for the model.
 
     Raises:
         InvalidGrammar: only an endless value fits it.
@@ -111,7 +116,7 @@ def infinite_schema_ids(root: Schema) -> set[int]:
     while num_looks < _MAX_LOOKS:
         before = len(endless)
         for key in order:
-            if key in endless and _has_end(schemas[key], root, endless):
+            if key in endless and _has_finite_value(schemas[key], root, endless):
                 endless.remove(key)
         num_looks += before
         if len(endless) == before:
@@ -121,7 +126,7 @@ def infinite_schema_ids(root: Schema) -> set[int]:
 
 
 def _inner_schemas(schema: Schema) -> Iterable[Any]:
-    """Yield the schemas directly inside one."""
+    """Yield the schemas directly inside one: of properties, items, definitions and alternatives."""
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
             yield from value.values()
@@ -131,8 +136,13 @@ def _inner_schemas(schema: Schema) -> Iterable[Any]:
             yield value
 
 
-def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
-    """Return whether a finite value fits, assuming that the schemas in `endless` have none."""
+def _has_finite_value(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
+    """Return whether a finite value fits a schema, assuming that none fits those in `endless`.
+
+    Args:
+        root: the whole schema, for references.
+        endless: ids of schemas.
+    """
 
     def ends(each: Any) -> bool:
         return id(target(each, root)) not in endless
@@ -155,18 +165,21 @@ def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
     if not all(ends(named[name]) for name in required if isinstance(name, str) and name in named):
         return False
     is_filled = kinds != "object" and isinstance(schema.get("minItems"), int) and schema["minItems"] > 0
-    return not is_filled or all(map(ends, _first_items(schema, schema["minItems"])))
+    return not is_filled or all(map(ends, _first_item_schemas(schema, schema["minItems"])))
 
 
-def _first_items(schema: Schema, count: int) -> list[Any]:
-    """Return the schemas of the first `count` items of an array."""
+def _first_item_schemas(schema: Schema, count: int) -> list[Any]:
+    """Return the schemas of an array's first `count` items: those by position, then `items` once for all others.
+
+    Fewer if no schema is given for the others.
+    """
     first: list[Any] = next((schema[key] for key in ("prefixItems", "items") if isinstance(schema.get(key), list)), [])
     others = [schema["items"]] if len(first) < count and isinstance(schema.get("items"), Mapping) else []
     return [*first[:count], *others]
 
 
-def _draft_of(value: object) -> str | None:
-    """Return the library's name of a draft; None if it does not know it."""
+def _draft_url(value: object) -> str | None:
+    """Return the URL by which the library knows the draft that `$schema` names; None if it does not know it."""
     found = _DRAFT.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
@@ -175,7 +188,7 @@ def _draft_of(value: object) -> str | None:
 
 
 def _outline(schema: Schema) -> Schema:
-    """Return the outermost level of a tool's schema: its properties with their types, and which are required."""
+    """Return a schema with only the names and types of a tool's arguments, and which are required."""
     properties, required = schema.get("properties"), schema.get("required")
     named = properties if isinstance(properties, Mapping) else {}
     kinds = {name: each.get("type") if isinstance(each, Mapping) else None for name, each in named.items()}
@@ -204,17 +217,20 @@ class _Reading:
     infinite_ids: set[int] | None = None  # ids of schemas that only an endless value fits
 
     def read(self, schema: Schema) -> dict[str, Any]:
-        """Return the reduced copy of a schema inside `root`, with all schemas inside it."""
+        """Return a reduced copy of a schema inside `root`, with all schemas in it reduced, too.
+
+        `is_whole` becomes False if the copy enforces less than the schema.
+        """
         self.num_schemas += 1
         found = {key: self._reduce_value(key, value) for key, value in schema.items() if key not in _WORDS}
         if any(schema[key] not in _UNENFORCED[key] for key in _UNENFORCED.keys() & schema.keys()):
             self.is_whole = False
         if "$schema" in found:  # for an unknown one the library would look elsewhere
-            draft = _draft_of(found.pop("$schema"))
+            draft = _draft_url(found.pop("$schema"))
             found |= {} if draft is None else {"$schema": draft}
             self.is_whole = self.is_whole and draft is not None
         if self.leaves_out:
-            self._cut_endless(schema, found)
+            self._drop_endless(schema, found)
         if self.leaves_out:
             self._remove_keywords(found, [key for key, value in found.items() if value is _NOTHING])
             for low, high in (*_LIMITS, *_COUNTS):
@@ -222,8 +238,11 @@ class _Reading:
                     self._remove_keywords(found, (low, high))
         return found
 
-    def _cut_endless(self, schema: Schema, found: dict[str, Any]) -> None:
-        """Drop required fields that a finite value cannot have, because it would have to contain itself."""
+    def _drop_endless(self, schema: Schema, found: dict[str, Any]) -> None:
+        """Delete from the reduced copy `found` what no finite value fits, because it would have to contain itself.
+
+        These are required fields, and `minItems`. Then the copy is not the whole schema.
+        """
         if self.infinite_ids is None:
             self.infinite_ids = infinite_schema_ids(self.root)
         if id(schema) not in self.infinite_ids:
@@ -240,7 +259,7 @@ class _Reading:
             self.is_whole = False
 
     def _remove_keywords(self, found: dict[str, Any], keys: Iterable[str]) -> None:
-        """Remove keywords from the reduced copy, which is not the whole schema then."""
+        """Delete keywords from the reduced copy `found`, and note that it is not the whole schema."""
         for key in keys:
             del found[key]
             self.is_whole = False
@@ -248,7 +267,10 @@ class _Reading:
                 found.pop("additionalProperties", None)  # it would forbid fields that these allow
 
     def _reduce_value(self, key: str, value: Any) -> Any:
-        """Return a keyword's value with the schemas in it reduced; `_NOTHING` if it cannot be enforced."""
+        """Return the value of the keyword `key` with the schemas in it reduced.
+
+        `_NOTHING` if the library cannot enforce the keyword with this value.
+        """
         if self.leaves_out and not _FITS.get(key, _is_any)(value, self.root):
             return _NOTHING
         if self.leaves_out and key == "$ref" and resolved(value, self.root) is None and not self._has_names:
@@ -261,13 +283,16 @@ class _Reading:
 
     @cached_property
     def _has_names(self) -> bool:
-        """Return whether some definitions have names of their own, by which references can find them."""
+        """Return whether some definitions have `$id` or `$anchor`, by which references can find them."""
         shared = [self.root[key] for key in ("$defs", "definitions") if isinstance(self.root.get(key), Mapping)]
         each_shared = (each for named in shared for each in named.values() if isinstance(each, Mapping))
         return any("$id" in each or "$anchor" in each for each in each_shared)
 
     def _reduce_schema(self, value: Any) -> Any:
-        """Return a schema reduced; one that allows everything if it is nested too deeply, or there are too many."""
+        """Return the reduced copy of an inner schema; unchanged if it is true or false.
+
+        If it is nested too deeply, or there are too many, one that allows everything.
+        """
         if isinstance(value, bool):
             return value
         if self.depth < MAX_DEPTH and self.num_schemas < MAX_SCHEMAS and isinstance(value, Mapping):

@@ -32,7 +32,7 @@ _BEGINNINGS: Final[Mapping[str, Types]] = {
 def types_of(
     schema: object, root: Mapping[str, Any], seen: dict[int, Types] | None = None, *, _depth: int = 0
 ) -> Types:
-    """Return the types that a schema within `root` allows, or more if it is hard to tell.
+    """Return the names of the JSON types that a schema within `root` allows, or more if it is hard to tell.
 
     >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
     ['null', 'string']
@@ -67,8 +67,11 @@ def types_of(
     return types
 
 
-def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with its reference replaced by the target; empty if it is no schema."""
+def follow_reference(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema with the keywords of its reference's target in place of `$ref`; empty if it is no schema.
+
+    Keywords of the schema override those of the target.
+    """
     found = schema if isinstance(schema, Mapping) else {}
     for _ in range(_MAX_DEPTH):
         if "$ref" not in found:
@@ -105,7 +108,7 @@ def resolved(ref: object, root: Mapping[str, Any]) -> object:
 
 
 def type_of(value: object) -> str:
-    """Return the type of a value that JSON can write."""
+    """Return the name of a decoded value's JSON type; `integer` for whole numbers without a fraction."""
     if isinstance(value, bool):
         return "boolean"
     kinds = ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object"))
@@ -156,7 +159,7 @@ def _refuse(constant: str) -> None:
 
 
 def standalone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a schema as an independent one, whose references have the same targets.
+    """Return a part of the schema `root` as an independent schema, whose references have the same targets.
 
     >>> standalone({"$ref": "#/$defs/a"}, {"$defs": {"a": {}}})
     {'$defs': {'a': {}}, '$ref': '#/$defs/a'}
@@ -169,7 +172,7 @@ def standalone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, 
 
 
 def _find_references(value: Any) -> Iterator[str]:
-    """Yield the references inside a schema."""
+    """Yield the texts of all `$ref`s inside a schema that begin with `#`."""
     if isinstance(value, Mapping):
         if isinstance(ref := value.get("$ref"), str) and ref.startswith("#"):
             yield ref
@@ -179,7 +182,7 @@ def _find_references(value: Any) -> Iterator[str]:
 
 
 def _redirect_references(value: Any) -> Any:
-    """Return a schema with its references redirected to the definition that holds the root."""
+    """Return a copy of a schema whose references begin at the definition that holds the whole schema."""
     if isinstance(value, Mapping):
         return {
             key: f"#/$defs/{_ROOT}{each[1:]}"

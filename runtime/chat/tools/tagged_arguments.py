@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from ..scan import overlap
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema, StepReader
-from .format_texts import Rules, Specials, json_rule, lexemes, loose, loose_after_white, match_pieces, quoted
+from .format_texts import Rules, Specials, json_expression, lexeme_rule, loose, loose_after_white, match_pieces, quoted
 from .raw_text import text_rules
-from .schema_types import ANY, STRING, Types, as_json, cut_as_json, looked_up, standalone, string, types_of
+from .schema_types import ANY, STRING, Types, as_json, cut_as_json, follow_reference, standalone, string, types_of
 
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
 
@@ -81,7 +81,10 @@ class _TaggedReader(StepReader):
         self._keys, self._is_known = set[str](), False  # arguments so far; whether the current one is repeated
 
     def finish(self) -> str:
-        """Complete incomplete arguments, without a partial tag; see `ArgumentsReader`."""
+        """Return the JSON of the text that is held back at the end of a reply, without a partial tag.
+
+        Incomplete arguments stay so: strings and the object are not closed.
+        """
         held, self.rest = self.rest, ""
         if self._read == self._read_value:
             if self._is_known:
@@ -99,7 +102,11 @@ class _TaggedReader(StepReader):
         return self._read(held)
 
     def _read_boundary(self, held: str) -> tuple[str, int]:
-        """Read the tag before an argument's name; if something else comes, the arguments are complete."""
+        """Read the tag before an argument's name, or find that none follows; return JSON and the characters read.
+
+        For a tag there is no JSON, and 0 characters if it is incomplete. Other text completes the arguments: return
+        their closing brace, or `{}`, and 0.
+        """
         found = match_pieces(held, loose_after_white(self._style.open))
         if found is not None:
             if found.is_whole:
@@ -109,10 +116,14 @@ class _TaggedReader(StepReader):
         return ("{}" if self._before == "{" else "}"), 0
 
     def _read_key(self, held: str) -> tuple[str, int]:
-        """Read an argument's name and the text before its value. The JSON of a repeated argument is left out."""
+        """Read an argument's name and the text before its value; return their JSON and the number of characters read.
+
+        The JSON begins with a brace or comma, and ends with the quote of a string. It is empty for a repeated argument.
+        0 characters if more text is needed.
+        """
         marks = [mark for mark in (self._style.between, self._style.before_string) if mark is not None]
         found = [(held.find(loose(mark)[0].text), mark) for mark in marks]
-        lengths = [(at, mark, _length_of(mark, held[at:])) for at, mark in found if at >= 0]
+        lengths = [(at, mark, _mark_length(mark, held[at:])) for at, mark in found if at >= 0]
         at, mark, length = next((each for each in lengths if each[2]), (0, "", 0))
         if not length:
             return "", 0
@@ -129,7 +140,11 @@ class _TaggedReader(StepReader):
         return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), at + length
 
     def _read_value(self, held: str) -> tuple[str, int]:
-        """Read the value: a string piece by piece, any other value once it is complete."""
+        """Read a value, and its tag if that is complete; return the value's JSON, and the number of characters read.
+
+        A string is read piece by piece, any other value once its tag is complete. 0 characters if more text is needed.
+        The JSON of a repeated argument is empty.
+        """
         end, length = self._end_of_value(held)
         if length:
             self._read = self._read_boundary
@@ -142,7 +157,9 @@ class _TaggedReader(StepReader):
         return "" if self._is_known else string(held[:end])[1:-1], end
 
     def _end_of_value(self, held: str, *, is_cut: bool = False) -> tuple[int, int]:
-        """Return how much of `held` certainly belongs to the value, and the length of its tag, 0 if that is incomplete.
+        """Return how many characters of `held` certainly belong to the value, and the length of its closing tag.
+
+        The length includes a line feed before the tag. It is 0 if no tag is known to end the value yet.
 
         Args:
             is_cut: no more text comes.
@@ -175,7 +192,7 @@ class _TaggedRules:
     _seen: dict[int, Types] = field(default_factory=dict)
 
     def rules(self, name: str) -> list[str]:
-        """Return the rule `name` for all arguments, followed by the rules that it uses."""
+        """Return whole grammar rules: `name` for all arguments of a call, followed by the rules that it uses."""
         properties = self.schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         required = self.schema.get("required")
@@ -197,13 +214,13 @@ class _TaggedRules:
             rules.append(f"{name}_other: {' | '.join(others)}")
         parts = anywhere + [part for each in needed for part in (each, *anywhere)]
         own = f"{name}: " + (" ".join(parts) or quoted("", self.specials))
-        return [own, *lexemes(f"{name}_open", loose_after_white(self.style.open), self.specials), *rules]
+        return [own, *lexeme_rule(f"{name}_open", loose_after_white(self.style.open), self.specials), *rules]
 
     def _argument_rules(self, name: str, key_rule: str, schema: object, open: str) -> list[str]:
-        """Return the rule `name` for one argument with its tags, followed by the rules that it uses.
+        """Return whole grammar rules: `name` for one argument with its tags, followed by the rules that it uses.
 
         Args:
-            key_rule: what the grammar has for the argument's name.
+            key_rule: the grammar expression for the argument's name.
             schema: the schema of its value.
             open: name of the rule for the tag before the name.
         """
@@ -214,7 +231,7 @@ class _TaggedRules:
         ways, rules = [], []
         if "string" in types:
             ways.append(f"{text} {name}_text")
-            asked = looked_up(schema, self.schema)
+            asked = follow_reference(schema, self.schema)
             own = types if self.style.before_string is None else types & STRING
             rules += text_rules(
                 *(f"{name}_text", own, asked, close),
@@ -226,17 +243,23 @@ class _TaggedRules:
             )
         if "string" not in types or (self.style.before_string is not None and types != STRING):
             ways.append(f"{other} {name}_value {name}_close")
-            rules.append(f"{name}_value: {self._value_rule(types, schema)}")
-            rules += lexemes(f"{name}_close", loose_after_white(close), self.specials)
+            rules.append(f"{name}_value: {self._value_expression(types, schema)}")
+            rules += lexeme_rule(f"{name}_close", loose_after_white(close), self.specials)
         return [f"{name}: {' | '.join(ways)}", *rules]
 
-    def _value_rule(self, types: Types, schema: object) -> str:
-        """Return the right side of a grammar rule for a value that is not a string, without the rule's name."""
+    def _value_expression(self, types: Types, schema: object) -> str:
+        """Return the right side of a rule, without its name, for an argument's values that are no strings.
+
+        They are JSON, or also Python's words if the template writes these.
+
+        Args:
+            types: the types that `schema` allows; if one is a string, all others are allowed, whatever else it says.
+        """
         asked: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
         if "string" in types:
             asked = {"type": sorted(types - STRING)}
         words = {"boolean": ("True", "False"), "null": ("None",)} if self.style.is_python else {}
-        ways = [json_rule(standalone(asked, self.schema), is_strict=self.is_strict)]
+        ways = [json_expression(standalone(asked, self.schema), is_strict=self.is_strict)]
         ways += [quoted(word) for kind in words if kind in types for word in words[kind]]
         return " | ".join(ways)
 
@@ -245,15 +268,19 @@ class _TaggedRules:
 
 
 def _schema_of(schema: Schema, key: str) -> object:
-    """Return the schema of an argument."""
+    """Return the schema of the argument `key`: of its property, else `additionalProperties`, else `{}`.
+
+    Args:
+        schema: of all arguments.
+    """
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]
     return schema.get("additionalProperties", {})
 
 
-def _length_of(mark: str, held: str) -> int:
-    """Return the length of the mark before a value at the start of `held`; 0 if it is missing or incomplete."""
+def _mark_length(mark: str, held: str) -> int:
+    """Return how many characters the text `mark` before a value has at the start of `held`; 0 if missing or cut off."""
     found = match_pieces(held, loose(mark.rstrip()))
     line = mark[len(mark.rstrip()) :]
     if found is None or not found.is_whole or (line and found.length == len(held)):

@@ -64,7 +64,7 @@ class ReadReply:
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        """Append a piece to the content, or to the calls."""
+        """Append a piece to the content, to the list of calls, or to a call's arguments."""
         match piece:
             case Content(text):
                 self.content += text
@@ -126,7 +126,7 @@ class ToolCallReader:
         return self._has_whole_calls or (self._arguments is not None and self._arguments.is_whole)
 
     def push(self, text: str) -> list[Piece]:
-        """Take the next text of the reply, and return the pieces that are certain."""
+        """Take the next text of the reply, and return the pieces of content and calls that are certain now."""
         self._held += text
         pieces: list[Piece] = []
         while (found := self._read()) is not None:
@@ -134,7 +134,10 @@ class ToolCallReader:
         return self._note_calls(pieces)
 
     def finish(self) -> list[Piece]:
-        """Return the held-back text at the end of the reply. A call cut off before its arguments is content."""
+        """Return the last pieces, because the reply ends: content, calls without tags, or the rest of arguments.
+
+        A call cut off before its arguments is content.
+        """
         if self._read == self._read_start:
             calls = calls_in(self._held, self._names)
             if calls and len(calls) <= self._max_bare_calls:
@@ -148,7 +151,7 @@ class ToolCallReader:
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish()
             return self._note_calls([Arguments(self._num_calls - 1, rest)] if rest else [])
-        is_begun = self._read == self._read_next and any(
+        is_begun = self._read == self._read_after_call and any(
             found is not None and found.is_whole
             for found in (match_pieces(held, loose(opening)) for opening in self._format.later_openings if opening)
         )
@@ -165,10 +168,13 @@ class ToolCallReader:
                 self._num_noted += 1
         return pieces
 
-    # Each reads as much of the held text as it can; None if it needs more.
+    # Each reads as much of the held text as it can, and returns its pieces; None if it needs more.
 
     def _read_start(self) -> list[Piece] | None:
-        """Read the beginning of a reply, which can be a call without tags, or JSON that is a call as a whole."""
+        """Read a call at the very beginning of a reply, and return its `CallStart`; no piece if text begins there.
+
+        None if more text is needed, or all text so far may be JSON that `finish` reads as calls.
+        """
         is_tagged = self._format.is_tagged
         start = length_of_fence(self._held) if is_tagged else len(self._held) - len(self._held.lstrip(WHITE))
         begun = self._match_call(start, self._format.openings)
@@ -180,7 +186,10 @@ class ToolCallReader:
         return []
 
     def _read_content(self) -> list[Piece] | None:
-        """Read text, up to where a call begins or may begin."""
+        """Read text up to a call, and return it as `Content`, and the `CallStart` if the call has begun.
+
+        None if no text is certain. Text from where a call may begin is held back.
+        """
         at = 0
         while (at := self._find_candidate(at)) < len(self._held):
             begun = self._match_call(at, self._format.openings)
@@ -198,13 +207,19 @@ class ToolCallReader:
         return said or None
 
     def _find_candidate(self, start: int) -> int:
-        """Return where a call may begin, from `start` on; the length of the held text if nowhere."""
+        """Return the first index from `start` on at which a call may begin; the length of the held text if none."""
         ends = (len(self._held) - overlap(self._held[start:], trigger) for trigger in self._triggers)
         found = (self._held.find(trigger, start) for trigger in self._triggers)
         return min((at for at in (*found, *ends) if at >= 0), default=len(self._held))
 
     def _match_call(self, at: int, openings: Sequence[str]) -> _Begun | None:
-        """Return the call that begins at index `at` of the held text: an empty one if it only may begin, else None."""
+        """Return the call of a known tool that begins at index `at` of the held text; None if none does.
+
+        If more text is needed to tell, return a call without a name.
+
+        Args:
+            openings: the texts before its name, of which it has one.
+        """
         may_be: _Begun | None = None
         for opening in openings:
             first = match_pieces(self._held, loose(opening), at)
@@ -227,7 +242,7 @@ class ToolCallReader:
         return may_be
 
     def _begin_call(self, begun: _Begun) -> list[Piece]:
-        """Begin to read a call's arguments; return the start of the call."""
+        """Drop the text before a call's arguments, begin to read these, and return the `CallStart`, in a list."""
         self._held = self._held[begun.length :]
         schema, ends = self._schemas.get(begun.name, {}), self._format.end_tags
         self._arguments = self._format.arguments.reader(schema, ends)
@@ -240,28 +255,28 @@ class ToolCallReader:
         return CallStart(self._num_calls - 1, f"call_{digits}", name)
 
     def _read_arguments(self) -> list[Piece] | None:
-        """Read arguments, up to their end; return them as JSON, or None if more text is needed."""
+        """Read arguments up to their end, and return `Arguments`, if any JSON is certain; None if no text is held."""
         if not self._held or self._arguments is None:
             return None
         text, self._held = self._arguments.push(self._held), ""
         if self._arguments.is_whole:
-            self._held, self._read = self._arguments.rest, self._read_tail
+            self._held, self._read = self._arguments.rest, self._drop_call_end
         return [Arguments(self._num_calls - 1, text)] if text else []
 
-    def _read_tail(self) -> list[Piece] | None:
-        """Read the end of a call: all of it, or those of its tags that are present. None if more text is needed."""
+    def _drop_call_end(self) -> list[Piece] | None:
+        """Drop what is there of a call's end: its end tags, or the whole text. No piece; None if it needs more text."""
         for text in self._format.end_tags or [self._format.end]:
             found = match_pieces(self._held, loose_after_white(text))
             if found is not None and not found.is_whole:
                 return None
             self._held = self._held[0 if found is None else found.length :]
-        self._read = self._read_next
+        self._read = self._read_after_call
         return []
 
-    def _read_next(self) -> list[Piece] | None:
-        """Read what follows a call: the end of all calls, or another call. None if more text is needed.
+    def _read_after_call(self) -> list[Piece] | None:
+        """Drop the end of all calls, or read another call's opening: a `CallStart`. None if more text is needed.
 
-        Anything else is no part of the reply.
+        Anything else is dropped, with the rest of the reply.
         """
         self._held = self._held.lstrip(WHITE)
         close, separator = loose(self._format.close.strip()), (self._format.separator or "").strip()
@@ -302,12 +317,12 @@ class _Begun:
 
 
 def _triggers(format: ToolFormat) -> tuple[str, ...]:
-    """Return the texts that calls begin with."""
+    """Return the first literal of each text that a reply's first call can begin with, without repetitions."""
     return tuple(dict.fromkeys(loose(opening)[0].text for opening in format.openings))
 
 
 def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
-    """Return the text and the tool calls of a whole reply, read at once."""
+    """Return the content and the tool calls of a whole reply, read at once by a new reader."""
     reply = ReadReply()
     for piece in [*reader.push(text), *reader.finish()]:
         reply.add(piece)
@@ -315,6 +330,6 @@ def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
 
 
 def read_reply(text: str, format: ToolFormat, tools: Sequence[AnyTool]) -> ReadReply:
-    """Return the content of a whole reply, and which of these tools it calls."""
+    """Return the content of a whole reply, and its calls of these tools."""
     schemas = {tool.name: tool.parameters for tool in tools_of(tools)}
     return read_whole(text, ToolCallReader(format, list(schemas), schemas=schemas))

@@ -108,15 +108,17 @@ class ToolEnforcement:
         self.grammar = self._make_fitting(most)
 
     def _loosenable(self) -> list[int]:
-        """Return the indices of tools whose schemas can be reduced further."""
+        """Return the indices of tools that are not strict, and whose schemas can be reduced further."""
         return [at for at, tool in enumerate(self._tools) if not tool.is_strict and self._levels[at] != "object"]
 
     def _without(self, places: Collection[int]) -> list[Enforcement]:
-        """Return the levels of enforcement, with no more than an object for these tools."""
+        """Return each tool's level of enforcement, with no more than an object for those at the indices `places`."""
         return ["object" if place in places else level for place, level in enumerate(self._levels)]
 
     def _make_fitting(self, most: int) -> Grammar | None:
-        """Make a grammar of at most `most` characters; if needed, with the longest schemas reduced. None: any text.
+        """Return a grammar of at most `most` characters, if reducing the longest schemas to any object achieves that.
+
+        None for any text. Strict schemas are not reduced.
 
         Raises:
             InvalidParameter: the schemas of strict tools have no room, or cannot be enforced.
@@ -139,13 +141,21 @@ class ToolEnforcement:
         return self._make_grammar()
 
     def _make_grammar(self) -> Grammar | None:
-        """Return the grammar for the present levels of enforcement; None for any text."""
+        """Return the reply's grammar for the present levels of enforcement, one level per tool; None for any text."""
         asked = [self._enforced_schema(place, level)[0] for place, level in enumerate(self._levels)]
         tools = [replace(tool, parameters=each) for tool, each in zip(self._tools, asked, strict=True)]
         return self._grammar_of(tools)
 
     def _enforced_schema(self, place: int, level: Enforcement) -> tuple[Schema, bool]:
-        """Return the schema that the tool at index `place` is held to, and whether that is its whole schema."""
+        """Return the schema that a tool's calls must follow at a level, and whether that is its whole schema.
+
+        Args:
+            place: the tool's index.
+            level: ignored if the tool is strict.
+
+        Raises:
+            InvalidParameter: the tool is strict, and its schema cannot be enforced.
+        """
         if (place, level) not in self._schemas:
             tool = self._tools[place]
             try:
@@ -159,7 +169,10 @@ class ToolEnforcement:
         return self._schemas[place, level]
 
     def _arguments_length(self, place: int) -> int:
-        """Return the length of the rules of a tool's arguments: more than `MAX_GRAMMAR_LENGTH` if they are too long."""
+        """Return the length in characters of the rules for the arguments of the tool at index `place`.
+
+        If they are too long even alone, one more than `MAX_GRAMMAR_LENGTH`.
+        """
         tool = replace(self._tools[place], parameters=self._enforced_schema(place, self._levels[place])[0])
         try:
             return self._format.length_of_arguments(tool)
@@ -167,7 +180,10 @@ class ToolEnforcement:
             return MAX_GRAMMAR_LENGTH + 1
 
     def _find_refused(self) -> int | None:
-        """Return the index of a strict tool that is refused by itself, else of the longest strict one; None without."""
+        """Return the index of a strict tool that is refused by itself, else of the longest strict one.
+
+        None if no tool is strict.
+        """
         strict = [place for place, tool in enumerate(self._tools) if tool.is_strict]
         for place in strict:
             try:

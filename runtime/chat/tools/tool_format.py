@@ -17,7 +17,7 @@ from ...errors import InvalidArgument
 from ..grammar import OVER, Grammar
 from .arguments import JSON, LOOSE_JSON, ArgumentStyle
 from .format_texts import BLANK, Rules, Specials, escaped, filled, quoted
-from .tool_grammar import ToolGrammar, content_rule
+from .tool_grammar import ToolGrammar, content_expression
 
 ToolChoice = Literal["auto", "none", "required"]
 
@@ -142,7 +142,11 @@ class ToolFormat:
         return tuple(tags) if "".join(tags) == "".join(self.end.split()) else ()
 
     def of_model(self, special_ids: Mapping[str, int]) -> ToolFormat:
-        """Return the format for a model in which some of its texts are special tokens."""
+        """Return the format for a model, with those of its special tokens that the format's texts contain.
+
+        Args:
+            special_ids: ids of the model's special tokens, by their text.
+        """
         specials = tuple((text, token_id) for text, token_id in special_ids.items() if text in self.texts)
         return replace(self, specials=specials) if specials else self
 
@@ -160,7 +164,12 @@ class ToolFormat:
         return filled(self.end, index, call_id)
 
     def text_of(self, calls: Sequence[tuple[str, str]], ids: Sequence[str] = ()) -> str:
-        """Return calls, each a name and its arguments as JSON, as the model would write them."""
+        """Return one text with all calls, as the model would write them.
+
+        Args:
+            calls: of each, the name and the arguments as JSON.
+            ids: of the calls; empty: a made-up id.
+        """
         texts = []
         for index, (name, arguments) in enumerate(calls):
             call_id = ids[index] if ids else _NO_ID
@@ -175,6 +184,8 @@ class ToolFormat:
 
         Args:
             tools: the tools that can be called.
+            choice: whether the reply can, must not, or must call one.
+            is_parallel: whether it can have several calls.
             content: a JSON schema for replies without calls; None: any text.
 
         Raises:
@@ -183,7 +194,7 @@ class ToolFormat:
         if choice == "none":
             if content is not None or not self.is_tagged:
                 return content
-            return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
+            return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_call_expression()}\n")
         known = tools_of(tools)
         names = [tool.name for tool in known]
         is_free = choice == "auto" and content is None
@@ -194,14 +205,16 @@ class ToolFormat:
         return rules.required() if content is None or choice == "required" else rules.or_content(content)
 
     def length_of_arguments(self, tool: Tool) -> int:
-        """Return the characters that the arguments of a tool take in a grammar, or a few more."""
+        """Return the number of characters that the rules of a tool's arguments take in a grammar, or a few more."""
         [(_, rules)] = self.arguments_rules([tool])
         return sum(len(rule) + 2 * rule.lower().count("arguments_0") + 1 for rule in rules)
 
     def arguments_rules(
         self, tools: Sequence[Tool], style: ArgumentStyle | None = None
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield for each tool the name of its arguments' rule, and the rules to add: equal schemas share theirs.
+        """Yield for each tool the name of the rule for its arguments, and the whole rules to add to the grammar.
+
+        Tools with the same schema object share a rule: only the first of them has rules to add.
 
         Args:
             style: the style of arguments; None: the format's own.
@@ -214,8 +227,8 @@ class ToolFormat:
             rules = partial(style.rules, own, tool.parameters, specials=self.specials)
             yield name, rules(is_strict=tool.is_strict) if name == own else []
 
-    def _no_trigger(self) -> str:
-        """Return a regular expression for text that begins no call."""
+    def _no_call_expression(self) -> str:
+        """Return the right side of a grammar's terminal for a text without the beginning of a call."""
         if self.trigger in dict(self.specials):
             return "/(.|\\n)+/"  # the text has no special tokens at all
         return f"/(.|\\n)+/ & ~/(.|\\n)*{escaped(self.trigger)}(.|\\n)*/"
@@ -251,7 +264,7 @@ class HeadedFormat(ToolFormat):
             [
                 f"start: part* {start}",
                 f"part: ({self._part('analysis')} | {self._part('commentary')}) TEXT? {end}",
-                f"final: {self._part('final')} {'TEXT?' if content is None else content_rule(content)}",
+                f"final: {self._part('final')} {'TEXT?' if content is None else content_expression(content)}",
                 "TEXT: /(.|\\n)+/",
             ]
         )
@@ -280,7 +293,11 @@ class HeadedFormat(ToolFormat):
 
 
 def tool_at(grammar: Grammar, line: int) -> int | None:
-    """Return the index of the tool that a line of `ToolFormat.grammar` describes; None if it describes none."""
+    """Return the index of the tool whose arguments a line of `ToolFormat.grammar` describes; None if it describes none.
+
+    Args:
+        line: its number, from 1.
+    """
     found = re.match(r"arguments_(\d+)(_\w+)?(\[lazy\])?: ", grammar.text.split("\n")[line - 1], re.IGNORECASE)
     return None if found is None else int(found[1])
 

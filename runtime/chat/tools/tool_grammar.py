@@ -3,7 +3,8 @@
 If a reply need not call, it is free text until it can only be a call: until the format's texts and
 the name of a tool are there, and in JSON the key of its arguments, too. From there on it follows the tool's schema to
 the end of the call. White space and further calls can follow a call. Anything else that the model writes ends the
-reply, by `OVER`, and is dropped: no model is made to call again. Knows texts, not tools.
+reply, by `OVER`, and is dropped: no model is made to call again. Rules are whole lines, `name: expression`; an
+expression is the right side of one. Knows texts, not tools.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .format_texts import (
     cut_at_slots,
     cut_at_specials,
     escaped,
-    lexemes,
+    lexeme_rule,
     loose,
     loose_after_white,
     pattern_of,
@@ -70,8 +71,8 @@ class CallTexts(Protocol):
     def end_tags(self) -> tuple[str, ...]: ...
 
 
-def content_rule(content: Grammar) -> str:
-    """Return the rule of a JSON schema for replies without calls.
+def content_expression(content: Grammar) -> str:
+    """Return the grammar expression for replies without calls that follow a JSON schema.
 
     If a call begins like JSON, white space that JSON allows after its `{` would be allowed in the call as
     well, and the call would not be recognized.
@@ -111,7 +112,9 @@ class ToolGrammar:
         Raises:
             InvalidGrammar: the schema is no object.
         """
-        return self._make_grammar(["start: first after | content", f"content: {content_rule(content)}"], has_first=True)
+        return self._make_grammar(
+            ["start: first after | content", f"content: {content_expression(content)}"], has_first=True
+        )
 
     def or_text(self) -> Grammar:
         """Return the grammar of a reply of any text, with or without calls."""
@@ -146,7 +149,7 @@ class ToolGrammar:
         return self._make_grammar([*rules, f"named: {' | '.join(named)}"])
 
     def _make_grammar(self, start: list[str], *, has_first: bool = False) -> Grammar:
-        """Return the grammar with the given rules for the beginning, and rules for calls, names, arguments and ends.
+        """Return a Lark grammar: the rules `start`, followed by those for calls, names, arguments and ends.
 
         Args:
             start: rules for the whole reply, which use the others.
@@ -161,46 +164,53 @@ class ToolGrammar:
         if self._format.arguments is JSON and begin.endswith('"'):
             begin, quote = begin[:-1], '"'
         if has_first:
-            rules.add([f"first: {self._exact(begin)} ({' | '.join(f'first_{number}' for number in numbers)})"])
+            firsts = " | ".join(f"first_{number}" for number in numbers)
+            rules.add([f"first: {self._exact_expression(begin)} ({firsts})"])
         for number, (name, (arguments, more)) in enumerate(zip(self._names, self._arguments, strict=True)):
             rules.add([f"call_{number}: name_{number} {self._named.behind} {arguments} end"])
-            rules.add(self._named.rules_of(number, name))
+            rules.add(self._named.name_rules(number, name))
             if has_first:
-                head = self._exact(quote + name + self._format.middle)
+                head = self._exact_expression(quote + name + self._format.middle)
                 rules.add([f"first_{number}: {head} {arguments} end"])
             rules.add(more)
         return Grammar("lark", "\n".join(rules) + "\n")
 
-    def _exact(self, text: str) -> str:
-        """Return a rule for a literal text, split at quotes as the library splits JSON."""
+    def _exact_expression(self, text: str) -> str:
+        """Return the expression for a literal text, split at quotes as the library splits JSON."""
         pieces = re.findall(r'"[^"]*"|[^"]+', text) if self._format.arguments is JSON else [text]
-        return " ".join(slotted(piece, self._specials) for piece in pieces)
+        return " ".join(text_expression(piece, self._specials) for piece in pieces)
 
     def _end_rules(self) -> list[str]:
-        """Return rules for the end of a call: as the template writes it, or, of tags, one of them."""
+        """Return whole rules for the end of a call, called `end`: the text as the template writes it, or its tags.
+
+        Of several tags, models can write all, only the first, or all but the first.
+        """
         tags = self._format.end_tags
         if not tags and not self._format.is_tagged:
-            return lexemes("end", loose_after_white(self._format.end), self._specials)
+            return lexeme_rule("end", loose_after_white(self._format.end), self._specials)
         if not tags:
-            return [f"end: {slotted(self._format.end, self._specials) or _NOTHING}"]
-        first = lexemes("end_first", loose_after_white(tags[0]), self._specials)
+            return [f"end: {text_expression(self._format.end, self._specials) or _NOTHING}"]
+        first = lexeme_rule("end_first", loose_after_white(tags[0]), self._specials)
         if len(tags) == 1:
             return [*first, "end: end_first"]
-        last = lexemes("end_last", loose_after_white("".join(tags[1:])), self._specials)
+        last = lexeme_rule("end_last", loose_after_white("".join(tags[1:])), self._specials)
         return [*first, *last, "end: end_first end_last? | end_last"]
 
     def _after_rules(self) -> list[str]:
-        """Return rules for the text after a call: white space, the end of all calls, more calls, or anything else."""
+        """Return whole rules for the text after a call, called `after`, and the rules that it uses.
+
+        It is white space, the end of all calls, more calls, or other text, which ends the reply.
+        """
         again, format = self._later_openings(), self._format
         expected = [*again, *(loose_after_white("".join(tags)) for tags in [format.end_tags[1:]] if tags)]
         text = "TEXT_N" if self._named.excluded else "TEXT"
         rules, close, section = list[str](), "", ""
         if format.close:
             closing = loose_after_white(format.close.strip())
-            rules, close = lexemes("close", closing, self._specials), "close? "
+            rules, close = lexeme_rule("close", closing, self._specials), "close? "
             expected.append(closing)
             if again:  # models close all calls, and open them again
-                rules += lexemes("section", (_BLANK, *loose(format.openings[0])), self._specials)
+                rules += lexeme_rule("section", (_BLANK, *loose(format.openings[0])), self._specials)
                 section = " | close section"
         if not self._max_more:
             rules.append("after: tail")
@@ -209,7 +219,7 @@ class ToolGrammar:
         else:
             rules += [f"again: {' | '.join(f'again_{number}' for number in range(len(again)))}{section}"]
             for number, pieces in enumerate(again):
-                rules += lexemes(f"again_{number}", pieces, self._specials)
+                rules += lexeme_rule(f"again_{number}", pieces, self._specials)
             more = "again?" if self._is_bare else "again"
             rules.append(f"after: ({more} call){{0,{self._max_more}}} (tail | again {text}?)")
         prefixes = [prefix_pattern(_before_specials(pieces, self._specials)) for pieces in expected]
@@ -230,7 +240,10 @@ class ToolGrammar:
         return not (self._format.begin + (self._format.separator or "")).strip()
 
     def _later_openings(self) -> list[tuple[Piece, ...]]:
-        """Return the possible texts before the name of a later call."""
+        """Return the possible texts between the end of a call and the name of the next one, each in pieces.
+
+        Empty if a reply has only one call, or only white space can be there.
+        """
         if not self._max_more:
             return []
         separator = loose((self._format.separator or "").strip())
@@ -276,7 +289,7 @@ class _NameRules:
         before_arguments = "WS?" if format.arguments is JSON else ""
         self.behind = before_arguments
         if is_special_next:
-            self.behind = slotted(format.middle.lstrip(), format.specials)
+            self.behind = text_expression(format.middle.lstrip(), format.specials)
             self.nexts = (
                 cut_at_specials(texts[0].text, format.specials)[:1]
                 if texts
@@ -297,21 +310,26 @@ class _NameRules:
             self._behind_name += f" {quoted(first[0])}"
             rest = (Piece("text", first[1:]), *texts[1:]) if first[1:] else texts[1:]
             if any(special in format.middle for special in specials):
-                self.behind = slotted(format.middle.lstrip()[1:], format.specials)
+                self.behind = text_expression(format.middle.lstrip()[1:], format.specials)
             elif any(piece.kind != "blank" for piece in rest):
                 self.has_key, self.behind = True, f"key {before_arguments}"
                 self.rules.append(f"key[lazy]: /{pattern_of(rest[:-1] if rest[-1] == _BLANK else rest)}/")
 
-    def rules_of(self, number: int, name: str) -> list[str]:
-        """Return the rules of the name with this number."""
+    def name_rules(self, number: int, name: str) -> list[str]:
+        """Return whole rules, the first called `name_NUMBER`, for a tool's name and the text that shows its end.
+
+        Args:
+            number: the tool's index.
+            name: the tool's name.
+        """
         text = f"{self._blank}{quoted(name)}{self._behind_name}"
         if self._is_over_by_itself:
             return [f"name_{number}[lazy]: {text}"]
         return [f"name_{number}: NAME_{number}", f"NAME_{number}: {text}"]
 
 
-def slotted(text: str, specials: Specials) -> str:
-    """Return a rule for a literal text, with any content in its slots."""
+def text_expression(text: str, specials: Specials) -> str:
+    """Return the grammar expression for a literal text, with a pattern for each slot; empty for an empty text."""
     rules = [
         (quoted(piece, specials) if piece else "", f"/{slot}/" if slot else "") for piece, slot in cut_at_slots(text)
     ]
@@ -319,7 +337,7 @@ def slotted(text: str, specials: Specials) -> str:
 
 
 def _before_specials(pieces: tuple[Piece, ...], specials: Specials) -> tuple[Piece, ...]:
-    """Return the pieces before the first special token."""
+    """Return the pieces before the first special token; a literal is cut there."""
     found = []
     for piece in pieces:
         texts = cut_at_specials(piece.text, specials) if piece.text else [""]

@@ -39,6 +39,8 @@ def for_template(
 ) -> tuple[list[Message], Sequence[Message]]:
     """Return messages and tools in the form that the template of a format expects; each content is one text.
 
+    If the template has no tool support, the messages describe the tools, and the returned tools are empty.
+
     Raises:
         InvalidRequest: the arguments of a call are not a JSON object, or a part of a content is not a text.
     """
@@ -58,7 +60,7 @@ def for_template(
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
     names = _names(messages)
-    told = [_in_words(message, names, format) for message in messages]
+    told = [_as_plain_message(message, names, format) for message in messages]
     return _with_instructions(_merge_adjacent(told), tools, format), ()
 
 
@@ -67,6 +69,9 @@ def _with_one_text(message: Message) -> Message:
 
     Templates join them, too, and two parts that are harmless alone could form a control token together: client text is
     searched for these before it is rendered.
+
+    Raises:
+        InvalidRequest: a part is not a text.
     """
     content = message.get("content")
     if not isinstance(content, list | tuple):
@@ -131,7 +136,7 @@ def _with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message
 
 
 def _with_short_id(message: Message) -> Message:
-    """Return a message with short ids of its calls, and of the call that it is the result of."""
+    """Return a message with the ids of its calls, and of the call whose result it is, replaced by `short_id`."""
     changed: dict[str, object] = {}
     if "tool_call_id" in message:
         changed["tool_call_id"] = short_id(message["tool_call_id"])
@@ -157,12 +162,14 @@ def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
         results = list[Message]()
         while len(calls) > 1 and left and left[0].get("role") == "tool":
             results.append(left.popleft())
-        told += _in_turns(message, calls, results)
+        told += _split_calls(message, calls, results)
     return told
 
 
-def _in_turns(message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]) -> Iterator[Message]:
-    """Yield each call of a message followed by its results, then results of unknown calls.
+def _split_calls(message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]) -> Iterator[Message]:
+    """Yield a message with one call for each of `calls`, each followed by its results, then results of unknown calls.
+
+    The first has the text of `message`, the others have none.
 
     Of several calls with the same id, the last one gets all remaining results.
     """
@@ -184,7 +191,10 @@ def _in_turns(message: Message, calls: Sequence[Mapping[str, Any]], results: Seq
 
 
 def _with_words_in_reasoning(message: Message) -> Message:
-    """Return the message with its text before a call moved into its reasoning: gpt-oss's template refuses both."""
+    """Return a message that has reasoning, text and calls with its text moved to the end of its reasoning.
+
+    gpt-oss's template refuses both. Other messages are unchanged.
+    """
     reasoning, content = message.get(FIELD), message.get("content")
     if not (message.get("tool_calls") and reasoning and content):
         return message
@@ -192,7 +202,7 @@ def _with_words_in_reasoning(message: Message) -> Message:
 
 
 def _with_parsed_calls(message: Message) -> Message:
-    """Return a message whose calls have their arguments as values, because templates write these as JSON."""
+    """Return a message whose calls have their arguments decoded, because templates write values as JSON themselves."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -200,8 +210,12 @@ def _with_parsed_calls(message: Message) -> Message:
     return {**message, "tool_calls": parsed}
 
 
-def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) -> Message:
-    """Return a message for templates without tools: calls become the model's text, and results the user's."""
+def _as_plain_message(message: Message, names: Mapping[str, str], format: ToolFormat) -> Message:
+    """Return a message for templates without tools: calls become part of its text, and a result a user's message.
+
+    Args:
+        names: of the called functions, by call id.
+    """
     if message.get("role") == "tool":
         name = names.get(str(message.get("tool_call_id")), "the function")
         return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
@@ -209,7 +223,11 @@ def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) ->
 
 
 def _with_calls_in_content(message: Message, format: ToolFormat, between: str) -> Message:
-    """Return a message with its calls in its content, after its text."""
+    """Return a message with its calls in its content, after its text, as the model would write them.
+
+    Args:
+        between: text between the two, if there are both.
+    """
     calls = _calls(message)
     if not calls:
         return message
@@ -220,8 +238,10 @@ def _with_calls_in_content(message: Message, format: ToolFormat, between: str) -
 
 
 def _merge_adjacent(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with adjacent results and the user's next text joined, because templates expect roles to
-    alternate."""
+    """Return the messages with adjacent results, and user's messages after them, joined to one, line by line.
+
+    Templates expect roles to alternate. Results lose their mark `is_result`.
+    """
     groups = grouped(messages, lambda group, message: bool(group[0].get("is_result")) and message.get("role") == "user")
     plain = ([{key: value for key, value in each.items() if key != "is_result"} for each in group] for group in groups)
     return [
@@ -252,7 +272,11 @@ def _names(messages: Sequence[Message]) -> dict[str, str]:
 
 
 def _calls(message: Message) -> Sequence[dict[str, dict[str, Any]]]:
-    """Return the calls of a message, each with a function that has a name and arguments."""
+    """Return the calls of a message, each with a function that has a name and arguments; empty if there are none.
+
+    Raises:
+        InvalidRequest: `tool_calls` has another shape.
+    """
     calls = message.get("tool_calls") or ()
     if not isinstance(calls, list | tuple) or not all(map(_is_call, calls)):
         raise InvalidRequest(
@@ -267,10 +291,13 @@ def _is_call(call: object) -> bool:
 
 
 def _arguments(call: dict[str, dict[str, Any]]) -> object:
-    """Return the arguments of a call, which are JSON, or values already.
+    """Return the decoded arguments of a call, which are JSON, or values already.
 
-    Of an incomplete call, return the readable part, because it is sent again with every later request. Not if the model
-    wrote it just now, because then it is in no prompt like that.
+    Of incomplete JSON, return the readable part, because clients send it again with every later request.
+    `GeneratedArguments` must be complete, because no prompt had just their part; they become `SpelledJson`.
+
+    Raises:
+        InvalidRequest: the arguments are not a JSON object.
     """
     name, text = call["function"]["name"], call["function"]["arguments"]
     if isinstance(text, Mapping):

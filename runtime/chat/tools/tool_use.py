@@ -38,10 +38,10 @@ class ToolUse:
         is_parallel: bool,
         parameters_field: Callable[[int], str],
     ) -> Self:
-        """Validate tools and the choice among them.
+        """Return the tools of a request, and those that can be called, after validation.
 
         Args:
-            chosen: the name of the one tool that must be called.
+            chosen: the name of the one tool that must be called; None: `choice` decides.
             parameters_field: returns the API field with the parameters of the tool at an index in `tools`.
 
         Raises:
@@ -83,9 +83,10 @@ class ToolUse:
     def held(
         self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]
     ) -> ToolEnforcement:
-        """Return the enforcement of tools for a reply; without calls it must follow `content`.
+        """Return the grammar of a reply that can call these tools, which can be reduced if it cannot be used.
 
         Args:
+            content: a JSON schema for replies without calls; None: any text.
             parameters_field: as in `of`.
 
         Raises:

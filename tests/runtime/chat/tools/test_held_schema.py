@@ -19,7 +19,7 @@ from radixlm.runtime.chat.tools.schema_subset import (
     MAX_DEPTH,
     MAX_SCHEMAS,
     Schema,
-    _has_end,
+    _has_finite_value,
     enforceable,
     enforceable_json,
     infinite_schema_ids,
@@ -223,7 +223,7 @@ def test_schemas_without_end_are_those_that_no_number_of_looks_finds_one_for(nod
     root: dict[str, Any] = {"$ref": "#/$defs/0", "$defs": {str(at): node for at, node in enumerate(nodes)}}
     schemas = {id(each): each for each in [root, *nodes, *refs_in(nodes)]}
     ended, found = set[int](), infinite_schema_ids(root)
-    while more := {key for key in schemas if _has_end(schemas[key], root, set(schemas) - ended)} - ended:
+    while more := {key for key in schemas if _has_finite_value(schemas[key], root, set(schemas) - ended)} - ended:
         ended |= more
     assert found == set(schemas) - ended
 

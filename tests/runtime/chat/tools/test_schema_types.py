@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.chat.tools.known_formats import FUNCTION_GEMMA, GEMMA, GLM, LFM, QWEN_CODER
-from radixlm.runtime.chat.tools.raw_text import _MAX_SEEN, unkept_words, values_of
+from radixlm.runtime.chat.tools.raw_text import _MAX_SEEN, enumerated_values, unenforced_keywords
 from radixlm.runtime.chat.tools.schema_types import ANY, resolved, types_of
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.errors import InvalidGrammar
@@ -25,8 +25,8 @@ def test_ways_that_double_are_looked_at_once(way: str) -> None:
     """Seven of them took a hundred seconds, in which no other request was looked at."""
     schema = doubled(7, way)
     assert types_of(schema, schema) == {"string"}
-    assert set(unkept_words(schema["$defs"]["a0"], schema)) == {"format"}
-    assert values_of(schema["$defs"]["a0"], schema) == (None if way == "allOf" else ["x"])
+    assert set(unenforced_keywords(schema["$defs"]["a0"], schema)) == {"format"}
+    assert enumerated_values(schema["$defs"]["a0"], schema) == (None if way == "allOf" else ["x"])
     assert types_of(doubled(40, way), doubled(40, way)) >= {"string"}
 
 
@@ -42,9 +42,9 @@ def test_a_tool_with_ways_that_double_has_a_grammar(format: ToolFormat) -> None:
 
 def test_more_ways_than_are_looked_at_allow_more() -> None:
     ways = [{"type": "string", "const": str(number)} for number in range(_MAX_SEEN + 1)]
-    assert values_of({"anyOf": ways}, {}) is None
-    assert unkept_words({"anyOf": ways}, {}) == ["anyOf"]
-    assert values_of({"anyOf": ways[:9]}, {}) == [str(number) for number in range(9)]
+    assert enumerated_values({"anyOf": ways}, {}) is None
+    assert unenforced_keywords({"anyOf": ways}, {}) == ["anyOf"]
+    assert enumerated_values({"anyOf": ways[:9]}, {}) == [str(number) for number in range(9)]
 
 
 def test_a_schema_that_is_itself_is_of_any_type() -> None:
