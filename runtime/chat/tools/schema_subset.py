@@ -8,28 +8,25 @@ reads of them, not requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
 from ...errors import InvalidGrammar
+from .arguments import Schema
+from .infinite_schemas import LISTS, MAX_SCHEMAS, NAMED, SINGLE, infinite_schema_ids
 from .schema_types import ANY, resolved, target
 
-Schema = Mapping[str, Any]
 Enforcement = Literal["schema", "outline", "object"]
 """The level of enforcement: as much as a grammar can enforce; names and types of arguments; any JSON object."""
 
 ANY_OBJECT: Final[Schema] = {"type": "object"}
 MAX_DEPTH: Final = 48  # of nested schemas: the library reads 128 levels of JSON
-MAX_SCHEMAS: Final = 1 << 14  # in one schema: a grammar has no room for more
 MAX_MULTIPLE: Final = 4096  # higher ones are more work: 1000003 takes seven seconds
 MAX_FLOAT: Final = 1e18  # the library refuses higher limits
 
 _WORDS: Final = frozenset(("title", "description", "examples", "example", "default", "$comment", "deprecated"))
-_ONE: Final = frozenset(("additionalProperties", "items", "additionalItems"))
-_LISTS: Final = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items"))
-_NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LIMITS: Final = tuple(
     (low, high) for low in ("minimum", "exclusiveMinimum") for high in ("maximum", "exclusiveMaximum")
 )
@@ -44,7 +41,6 @@ _UNENFORCED: Final[Mapping[str, tuple[object, ...]]] = {
 """Keywords that the library ignores, and the values with which they require nothing."""
 _LOOKS_AROUND: Final = re.compile(r"\(\?(=|!|<=|<!)|\\[AZbBk1-9]")
 _DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(?:19-09|20-12))/schema#?")
-_MAX_LOOKS: Final = 1 << 17  # visits of schemas, to find endless ones
 _NOTHING: Final = object()
 
 
@@ -92,90 +88,6 @@ def without_descriptions(schema: Schema) -> Schema:
     if id(schema) in infinite_schema_ids(schema):
         raise InvalidGrammar("a value would have to hold itself without end; leave what it requires of itself optional")
     return _Reading(schema, leaves_out=False).read(schema)
-
-
-def infinite_schema_ids(root: Schema) -> set[int]:
-    """Return the ids of the schemas in `root` that only an endless value would fit: those that must contain themselves.
-
-    >>> node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
-    >>> id(node) in infinite_schema_ids(node), infinite_schema_ids({**node, "required": []})
-    (True, set())
-    """
-    schemas, waiting = dict[int, Schema](), [root]
-    while waiting and len(schemas) < MAX_SCHEMAS:
-        schema = waiting.pop()
-        if id(schema) in schemas:
-            continue
-        schemas[id(schema)] = schema
-        waiting += [
-            each for each in (*_inner_schemas(schema), resolved(schema.get("$ref"), root)) if isinstance(each, Mapping)
-        ]
-    if not any("$ref" in schema for schema in schemas.values()):
-        return set()
-    endless, order, num_looks = set(schemas), [*schemas], 0
-    while num_looks < _MAX_LOOKS:
-        before = len(endless)
-        for key in order:
-            if key in endless and _has_finite_value(schemas[key], root, endless):
-                endless.remove(key)
-        num_looks += before
-        if len(endless) == before:
-            break
-        order.reverse()  # chains in this order take one pass in the other order
-    return endless
-
-
-def _inner_schemas(schema: Schema) -> Iterable[Any]:
-    """Yield the schemas directly inside one: of properties, items, definitions and alternatives."""
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            yield from value.values()
-        elif key in _LISTS and isinstance(value, list):
-            yield from value
-        elif key in _ONE:
-            yield value
-
-
-def _has_finite_value(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
-    """Return whether a finite value fits a schema, assuming that none fits those in `endless`.
-
-    Args:
-        root: the whole schema, for references.
-        endless: ids of schemas.
-    """
-
-    def ends(each: Any) -> bool:
-        return id(target(each, root)) not in endless
-
-    if "enum" in schema or "const" in schema:
-        return True
-    if "$ref" in schema and id(resolved(schema["$ref"], root)) in endless:
-        return False
-    ways = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
-    if not all(any(map(ends, way)) for way in ways):
-        return False
-    if not all(map(ends, schema["allOf"] if isinstance(schema.get("allOf"), list) else ())):
-        return False
-    kinds = schema.get("type")
-    if isinstance(kinds, list) and any(kind not in ("object", "array") for kind in kinds):
-        return True
-    named, required = schema.get("properties"), schema.get("required")
-    if kinds == "array" or not isinstance(named, Mapping) or not isinstance(required, list):
-        required, named = [], {}
-    if not all(ends(named[name]) for name in required if isinstance(name, str) and name in named):
-        return False
-    is_filled = kinds != "object" and isinstance(schema.get("minItems"), int) and schema["minItems"] > 0
-    return not is_filled or all(map(ends, _first_item_schemas(schema, schema["minItems"])))
-
-
-def _first_item_schemas(schema: Schema, count: int) -> list[Any]:
-    """Return the schemas of an array's first `count` items: those by position, then `items` once for all others.
-
-    Fewer if no schema is given for the others.
-    """
-    first: list[Any] = next((schema[key] for key in ("prefixItems", "items") if isinstance(schema.get(key), list)), [])
-    others = [schema["items"]] if len(first) < count and isinstance(schema.get("items"), Mapping) else []
-    return [*first[:count], *others]
 
 
 def _draft_url(value: object) -> str | None:
@@ -275,11 +187,11 @@ class _Reading:
             return _NOTHING
         if self.leaves_out and key == "$ref" and resolved(value, self.root) is None and not self._has_names:
             return _NOTHING  # a reference to nothing
-        if key in _NAMED and isinstance(value, Mapping):
+        if key in NAMED and isinstance(value, Mapping):
             return {name: self._reduce_schema(each) for name, each in value.items()}
-        if key in _LISTS and isinstance(value, list):
+        if key in LISTS and isinstance(value, list):
             return [self._reduce_schema(each) for each in value]
-        return self._reduce_schema(value) if key in _ONE else value
+        return self._reduce_schema(value) if key in SINGLE else value
 
     @cached_property
     def _has_names(self) -> bool:
@@ -354,8 +266,8 @@ def _is_multiple(value: object, root: Schema) -> bool:
 
 
 _FITS: Final[Mapping[str, Callable[[object, Schema], bool]]] = {
-    **{name: _is_list for name in ("enum", *_LISTS - _ONE)},
-    **{name: _is_mapping for name in _NAMED},
+    **{name: _is_list for name in ("enum", *LISTS - SINGLE)},
+    **{name: _is_mapping for name in NAMED},
     "patternProperties": _has_patterns,
     "type": _is_type,
     "required": _is_texts,

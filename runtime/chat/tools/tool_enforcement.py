@@ -13,7 +13,8 @@ from functools import partial
 
 from ...errors import InvalidGrammar, InvalidParameter
 from ..grammar import MAX_GRAMMAR_LENGTH, Grammar
-from .schema_subset import Enforcement, Schema, enforceable, enforceable_json, without_descriptions
+from .arguments import Schema
+from .schema_subset import Enforcement, enforceable, enforceable_json, without_descriptions
 from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
 
 _NEXT: dict[Enforcement, Enforcement] = {"schema": "outline", "outline": "object"}

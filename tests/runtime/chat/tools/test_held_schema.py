@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.tools.arguments import Schema
+from radixlm.runtime.chat.tools.infinite_schemas import MAX_SCHEMAS, _has_finite_value, infinite_schema_ids
 from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER
 from radixlm.runtime.chat.tools.schema_subset import (
     ANY_OBJECT,
     MAX_DEPTH,
-    MAX_SCHEMAS,
-    Schema,
-    _has_finite_value,
     enforceable,
     enforceable_json,
-    infinite_schema_ids,
     without_descriptions,
 )
 from radixlm.runtime.chat.tools.tool_format import Tool
