@@ -29,6 +29,7 @@ OTHER_VARIABLES = frozenset(
     )
 )
 """Known variables that belong to no option."""
+_OF_A_SERVICE = re.compile(VARIABLE_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+)")  # Kubernetes sets them
 
 
 class EnvironmentCommand(FieldCommand):
@@ -60,7 +61,8 @@ class EnvironmentCommand(FieldCommand):
     def unknown_variables(self, ctx: click.Context) -> list[str]:
         """Return the variables of the environment that look like options and are none, sorted."""
         known = {*self._variables(ctx), *OTHER_VARIABLES}
-        return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in known)
+        found = (name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in known)
+        return sorted(name for name in found if not _OF_A_SERVICE.fullmatch(name))
 
     def _declared(self, ctx: click.Context) -> Iterator[click.Option]:
         """Return the options among the parameters."""

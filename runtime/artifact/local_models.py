@@ -121,8 +121,26 @@ def _check_directory(path: Path) -> None:
         raise CorruptSource(f"{config} is no JSON ({error}); fetch it again") from error
     if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
         raise no_weights(path)
-    for file in sorted(path.glob("*.safetensors")):
+    for file in _weights_of(path):
         _check_safetensors(file)
+
+
+def _weights_of(path: Path) -> list[Path]:
+    """Return the safetensors files that the compiler opens; none if their index is damaged, which it reports itself.
+
+    Raises:
+        CorruptSource: a file that the index names is missing.
+    """
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    try:
+        names = {str(name) for name in json.loads((path / INDEX).read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+    for name in sorted(names):
+        if not (path / name).is_file():
+            raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
+    return [path / name for name in sorted(names)]
 
 
 def _check_safetensors(path: Path) -> None:

@@ -194,6 +194,8 @@ def test_an_unknown_variable_is_warned_about_once_and_kept_from_other_processes(
 ) -> None:
     monkeypatch.setenv("RADIXLM_KV_CACHE", "2")
     monkeypatch.setenv("RADIXLM_XYZZY", "2")
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"RADIXLM_{name}", "10.0.0.1")  # as Kubernetes does for a service that is called radixlm
     result = CliRunner().invoke(cli, ["serve", "nowhere.gguf", "--port", "0"])
     first, second, error = result.stderr.splitlines()
     assert first == "warning: RADIXLM_KV_CACHE is no option, and is ignored; did you mean RADIXLM_KV_CACHE_GB?"

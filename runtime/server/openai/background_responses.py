@@ -5,6 +5,7 @@ Knows the order of these steps; `responses.py` makes the response itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -15,6 +16,7 @@ from ...errors import InvalidParameter
 from ..choices import Choices
 from ..errors import ErrorBody, describe
 from ..served import Served, json_response
+from ..stored.background import as_cancelled
 from .kept_responses import NOT_KEPT, Continuation
 from .response_replies import ResponseReply
 from .response_requests import ResponseRequest
@@ -59,8 +61,13 @@ async def begin(
             async with choices:
                 [completion] = await choices.results()
             await ended(completion)
+        except asyncio.CancelledError:
+            if continuation.background.is_cancelled(begun.id):
+                await continuation.change(begun.id, as_cancelled)
+            raise
         except Exception as error:
-            await continuation.change(begun.id, msgspec.json.encode(failed(describe(error)[1].error)))
+            failure = msgspec.json.encode(failed(describe(error)[1].error))
+            await continuation.change(begun.id, lambda response: failure)
 
     try:
         await continuation.begin(begun.id, msgspec.json.encode(begun))

@@ -5,7 +5,7 @@ Knows items and messages; `stored/turns.py` has the turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -107,11 +107,11 @@ class Continuation:
             message = "the response that this one continues was deleted meanwhile; send the whole conversation as input"
             raise HTTPError(404, message, param="previous_response_id", code="previous_response_not_found")
 
-    async def change(self, response_id: str, response: bytes) -> None:
-        """Store another state of a response that has begun. If the disk failed, the response counts as lost."""
+    async def change(self, response_id: str, change: Callable[[bytes], bytes]) -> None:
+        """Store `change` of a response that has begun. If the disk failed, the response counts as lost."""
         if self._stored is not None:
             with suppress(StoreOff):  # already logged
-                await self._stored.turns.change_response(self._scope, response_id, response)
+                await self._stored.turns.change_response(self._scope, response_id, change)
 
     async def keep(self, response_id: str, response: bytes, completion: Completion, *, is_truncated: bool) -> bool:
         """Store a response that has ended, as JSON. Returns whether it is stored."""

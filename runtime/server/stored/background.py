@@ -41,23 +41,33 @@ class BackgroundResponses:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cancelled = set[str]()
 
     async def begin(self, response_id: str, work: Coroutine[None, None, None]) -> None:
         """Start to run `work`, which stores the response when it ends."""
         self._tasks[response_id] = task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(lambda task: self._tasks.pop(response_id, None))
+        task.add_done_callback(lambda task: self._forget(response_id))
         await asyncio.sleep(0)  # a task that is cancelled before it has started would not free its request
 
     def is_running(self, response_id: str) -> bool:
         """Return whether a response is being made here."""
         return response_id in self._tasks
 
+    def is_cancelled(self, response_id: str) -> bool:
+        """Return whether `cancel` stops a response, so that its task stores this; a server that stops does not."""
+        return response_id in self._cancelled
+
     async def cancel(self, response_id: str) -> None:
-        """Stop making a response, and wait until it has stopped. What it has stored by then stays."""
+        """Stop making a response, and wait until its last status is stored. What it has stored by then stays."""
         task = self._tasks.get(response_id)
         if task is not None:
+            self._cancelled.add(response_id)
             task.cancel()
             await asyncio.wait([task])
+
+    def _forget(self, response_id: str) -> None:
+        self._tasks.pop(response_id, None)
+        self._cancelled.discard(response_id)
 
 
 def as_ended(response: bytes, status: str, error: str | None = None) -> bytes:
@@ -66,6 +76,11 @@ def as_ended(response: bytes, status: str, error: str | None = None) -> bytes:
     if error is not None:
         fields["error"] = {"code": "server_error", "message": error}
     return msgspec.json.encode(fields)
+
+
+def as_cancelled(response: bytes) -> bytes:
+    """Return a stored response as cancelled if it had not ended."""
+    return as_ended(response, "cancelled") if StoredStatus.of(response).is_running else response
 
 
 def as_lost(response: bytes) -> bytes:

@@ -235,6 +235,9 @@ def lines_of(content: bytes | None, endpoint: str) -> tuple[list[Line], list[Bat
         elif asked.body.get("stream"):
             message = f"line {number} has stream set; batches do not stream"
             faults.append(BatchFault("invalid_value", message, number, "body.stream"))
+        elif asked.body.get("background"):
+            message = f"line {number} has background set; a batch waits for its responses"
+            faults.append(BatchFault("invalid_value", message, number, "body.background"))
         seen.add(asked.custom_id)
         lines.append(Line(number, asked))
     if not lines and not faults:

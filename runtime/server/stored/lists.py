@@ -68,8 +68,11 @@ def page(objects: Sequence[dict[str, Any]], request: Request, *others: str, desc
 
 
 def require_parameters(request: Request, *allowed: str) -> None:
-    """Raise InvalidParameter if the query has a parameter that is not allowed. `include[]` is ignored."""
+    """Raise InvalidParameter if the query has a parameter that is not allowed.
+
+    `include[]` is ignored, and `model`, by which a server of several models chose this one.
+    """
     for name in request.query_params:
-        if name not in (*allowed, "include", "include[]"):
+        if name not in (*allowed, "include", "include[]", "model"):
             known = f"; use {' or '.join(allowed)}" if allowed else ""
             raise InvalidParameter(f"unknown query parameter {name!r:.80}{known}", param=name)

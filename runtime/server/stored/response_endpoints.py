@@ -18,7 +18,7 @@ from ..http.api_keys import api_key_of
 from ..models import Models
 from ..openai.kept_responses import NOT_KEPT
 from ..served import json_response
-from .background import StoredStatus, as_ended, as_lost
+from .background import StoredStatus, as_lost
 from .lists import Deleted, page, require_parameters
 from .stored import Stored
 
@@ -53,12 +53,9 @@ async def cancel(models: Models, request: Request) -> Response:
     if not StoredStatus.of(content).background:
         message = "the response has ended; to cancel one without background, close its connection"
         raise HTTPError(400, message, code="response_ended")
-    is_running = stored.background.is_running(response_id)
     await stored.background.cancel(response_id)
+    await stored.turns.change_response(scope, response_id, as_lost)  # if no task was there to store its last status
     content, _ = await stored.turns.response(scope, response_id)
-    if StoredStatus.of(content).is_running:
-        content = as_ended(content, "cancelled") if is_running else as_lost(content)
-        await stored.turns.change_response(scope, response_id, content)
     return _as_json(content)
 
 

@@ -122,16 +122,21 @@ class Turns:
 
         return await self._database.run(save)
 
-    async def change_response(self, scope: CacheScope, turn_id: str, response: bytes) -> None:
-        """Replace the response of a turn that was stored before it ended, unless it is gone."""
+    async def change_response(self, scope: CacheScope, turn_id: str, change: Callable[[bytes], bytes]) -> None:
+        """Replace the response of a turn that was stored before it ended by `change` of it, unless it is gone."""
 
-        def change(sql: sqlite3.Connection) -> None:
-            sql.execute(
-                f"UPDATE turns SET num_bytes = num_bytes - length(response) + ?, response = ? WHERE {_IS_HERE}",
-                (len(response), response, turn_id, self._database.owner(scope)),
-            )
+        def replace(sql: sqlite3.Connection) -> None:
+            where = (turn_id, self._database.owner(scope))
+            select = f"SELECT response FROM turns WHERE {_IS_HERE} AND response IS NOT NULL"
+            found = sql.execute(select, where).fetchone()
+            if found is not None:
+                response = change(found[0])
+                sql.execute(
+                    f"UPDATE turns SET num_bytes = num_bytes - length(response) + ?, response = ? WHERE {_IS_HERE}",
+                    (len(response), response, *where),
+                )
 
-        await self._database.run(change)
+        await self._database.run(replace)
 
     async def response(self, scope: CacheScope, turn_id: str) -> tuple[bytes, bytes]:
         """Return the response of a turn and its input items, as JSON.

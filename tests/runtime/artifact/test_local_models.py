@@ -97,6 +97,25 @@ def test_a_checkpoint_that_is_incomplete_is_refused(tmp_path: Path, tiny_source:
         check_model(model)
 
 
+def test_only_the_weights_that_are_compiled_are_checked(tmp_path: Path, tiny_source: Path) -> None:
+    model = Path(shutil.copytree(tiny_source, tmp_path / "model"))
+    (model / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (model / "model-00001-of-00002.safetensors").symlink_to(model / "nowhere")
+    check_model(model)
+    shard = model / "model-00002-of-00002.safetensors"
+    (model / "model.safetensors").rename(shard)
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard.name}}))
+    check_model(model)
+    index.write_text(json.dumps({"weight_map": {"a": shard.name, "b": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(CorruptSource, match=r"model-00001-of-00002\.safetensors is missing"):
+        check_model(model)
+    os.truncate(shard, shard.stat().st_size - 1)
+    index.write_text(json.dumps({"weight_map": {"a": shard.name}}))
+    with pytest.raises(CorruptSource, match="is truncated"):
+        check_model(model)
+
+
 def test_a_damaged_artifact_is_refused(tmp_path: Path, tiny_artifact: Path) -> None:
     model = Path(shutil.copytree(tiny_artifact, tmp_path / "a.radixlm"))
     os.truncate(model / "weights.safetensors", 5000)

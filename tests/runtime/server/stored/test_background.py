@@ -5,6 +5,7 @@ Law: a response in the background ends as the same request without `background` 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from radixlm.runtime.errors import EngineError
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.stored.turns import Turns
 from starlette.testclient import TestClient
 
 from ..real_server import real_engine, wait_until
@@ -100,6 +102,29 @@ def test_it_is_cancelled_and_stays_so(waiting: TestClient, engine: FakeEngine) -
     engine.go_on.set()
     whole = ended(waiting, begin(waiting))
     assert waiting.post(f"{RESPONSES}/{whole['id']}/cancel").json() == whole, "one that has ended stays as it is"
+
+
+def test_a_poll_while_it_is_cancelled_does_not_see_it_fail(
+    waiting: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, seen = begin(waiting), list[str]()
+    change_response = Turns.change_response
+
+    async def polled(turns: Turns, *given: Any) -> None:
+        seen.append((await asyncio.to_thread(of, waiting, begun))["status"])
+        await change_response(turns, *given)
+
+    monkeypatch.setattr(Turns, "change_response", polled)
+    assert waiting.post(f"{RESPONSES}/{begun['id']}/cancel").json()["status"] == "cancelled"
+    assert seen == ["in_progress", "cancelled"]
+
+
+def test_the_model_of_a_server_of_several_may_be_named(waiting: TestClient, engine: FakeEngine) -> None:
+    engine.go_on.set()
+    response = ended(waiting, begin(waiting))
+    assert waiting.get(f"{RESPONSES}/{response['id']}?model=small").json() == response
+    assert waiting.get(f"{RESPONSES}/{response['id']}/input_items?model=small&limit=1").status_code == 200
+    assert waiting.get(f"{RESPONSES}/{response['id']}?modal=small").status_code == 400
 
 
 @pytest.mark.parametrize("how", ["response", "cache"])

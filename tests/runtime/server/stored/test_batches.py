@@ -118,6 +118,7 @@ def test_a_full_queue_is_waited_for(looping: TestClient, engine: FakeEngine, mon
         ([line("a", url="/v1/completions")], "mismatched_endpoint"),
         ([line("a").replace(b"POST", b"GET")], "invalid_method"),
         ([line("a", stream=True)], "invalid_value"),
+        ([line("a", background=True)], "invalid_value"),
     ],
 )
 def test_a_file_that_is_wrong_fails_the_batch_and_says_where(

@@ -142,7 +142,7 @@ class TreesOfTurns(RuleBasedStateMachine):
         alive = [name for name in self.kept if self.found(name) and name not in parents]
         if alive:
             turn = self.kept[name := data.draw(st.sampled_from(alive))]
-            run(self.turns.change_response(turn.owner, name, response))
+            run(self.turns.change_response(turn.owner, name, lambda _: response))
             turn.path[-1] = (turn.path[-1][0], response)
 
     @rule(namespace=NAMESPACES)
