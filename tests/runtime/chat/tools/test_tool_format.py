@@ -573,7 +573,7 @@ def test_json_that_only_looks_like_a_call_is_content_as_it_is(format: ToolFormat
 def test_where_nothing_may_be_called_all_is_content() -> None:
     text = PLAIN.text_of([("now", "{}")])
     prompts: Any = SimpleNamespace(chat_template=None, tool_format=PLAIN)
-    assert FollowUpTurns(prompts)._read(text, ()) == ReadReply(text)
+    assert FollowUpTurns(prompts)._parse_reply(text, ()) == ReadReply(text)
 
 
 OPENAI: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
