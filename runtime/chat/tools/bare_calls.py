@@ -84,7 +84,10 @@ def _skip_wrapping(text: str, start: int) -> int:
 
 
 def _parse_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
-    """Return the call that a decoded JSON value is, as `(name, arguments as JSON)`; None if it is no call."""
+    """Return the call that a decoded JSON value is, as `(name, arguments as JSON)`.
+
+    None if it is no call of a tool in `names`.
+    """
     if isinstance(value, dict) and isinstance(value.get("function"), dict) and value.keys() - _BESIDE == {"function"}:
         value = value["function"]
     if not isinstance(value, dict):

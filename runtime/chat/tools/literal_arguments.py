@@ -119,6 +119,8 @@ class _LiteralRules:
     def members_expression(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str]) -> str:
         """Return the right side of the rule `name`, for an object that fits a schema; add the rules that it uses.
 
+        Required members are in order, others anywhere.
+
         Args:
             name: of the caller's rule; names of added rules begin with it.
             marks: the object's opener, the texts between name and value and between members, and its closer.

@@ -33,7 +33,7 @@ def text_rules(
 ) -> list[str]:
     """Return grammar rules, the first one called `name`, for a string that fits `asked` and the `close` that ends it.
 
-    The word null is allowed if `types` has it. If `types` has others, too, any string is.
+    The word null is allowed if `types` has it. If `types` has others, too, any string is allowed.
 
     Args:
         types: the types that `asked` allows, one of them a string.

@@ -49,6 +49,9 @@ def enforceable(schema: Schema, level: Enforcement = "schema") -> tuple[Schema, 
 
     If no object fits it, any object is allowed; if it has too many schemas, the level is `outline`.
 
+    Args:
+        level: `schema`: all that can be enforced; `outline`: names and types of arguments; `object`: any object.
+
     >>> enforceable({"properties": {"a": {"type": "string", "pattern": "^(?!b)", "title": "A"}}})
     ({'properties': {'a': {'type': 'string'}}}, False)
     """

@@ -116,10 +116,10 @@ def type_of(value: object) -> str:
 
 
 def as_json(text: str, types: Types) -> str:
-    """Return a value that a model wrote without its type, as JSON: unchanged if it is JSON of an allowed type, else a
-    string.
+    """Return a value that a model wrote without its type, as JSON: unchanged if it is JSON, else as a string.
 
-    Python's `True`, `False` and `None` are recognized, too.
+    Also as a string, if JSON's type is not in the allowed `types`, and a string is. Python's `True`, `False` and `None`
+    are JSON here.
 
     >>> as_json("12", frozenset(["string", "null"])), as_json("12", frozenset(["integer"])), as_json("None", ANY)
     ('"12"', '12', 'null')
@@ -182,7 +182,7 @@ def _find_references(value: Any) -> Iterator[str]:
 
 
 def _redirect_references(value: Any) -> Any:
-    """Return a copy of a schema whose references begin at the definition that holds the whole schema."""
+    """Return a copy of a schema whose references `#...` lead into the definition that holds the whole schema."""
     if isinstance(value, Mapping):
         return {
             key: f"#/$defs/{_ROOT}{each[1:]}"

@@ -256,7 +256,10 @@ class HeadedFormat(ToolFormat):
     def grammar(
         self, tools: Sequence[AnyTool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
     ) -> Grammar | None:
-        """Return a grammar like `ToolFormat.grammar`, for a whole reply. A part for an unknown function is text."""
+        """Return the grammar of a whole reply: parts with headers, reasoning included, then an answer or a call.
+
+        A part that calls an unknown function is text. Never None; for the arguments see `ToolFormat.grammar`.
+        """
         functions = tools_of(tools)
         start = {"none": "final", "required": "call tail", "auto": "(final | unknown | call tail)"}[choice]
         end, message = quoted(_PART_END, self.specials), quoted("<|message|>", self.specials)

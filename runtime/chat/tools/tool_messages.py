@@ -169,9 +169,8 @@ def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
 def _split_calls(message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]) -> Iterator[Message]:
     """Yield a message with one call for each of `calls`, each followed by its results, then results of unknown calls.
 
-    The first has the text of `message`, the others have none.
-
-    Of several calls with the same id, the last one gets all remaining results.
+    The first has the text of `message`, the others have none. Of several calls with the same id, the last one gets all
+    remaining results.
     """
     num_left = Counter(call["id"] for call in calls if call.get("id") is not None)
     own = {call_id: deque[Message]() for call_id in num_left}

@@ -83,7 +83,7 @@ class ToolUse:
     def held(
         self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]
     ) -> ToolEnforcement:
-        """Return the grammar of a reply that can call these tools, which can be reduced if it cannot be used.
+        """Return a reply's `ToolEnforcement`: its grammar with calls of these tools, and ways to reduce that.
 
         Args:
             content: a JSON schema for replies without calls; None: any text.
