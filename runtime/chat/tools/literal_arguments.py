@@ -122,7 +122,7 @@ class _LiteralRules:
         Required members are in order, others anywhere.
 
         Args:
-            name: of the caller's rule; names of added rules begin with it.
+            name: of the caller's rule; rules that only it uses have names that begin with it.
             marks: the object's opener, the texts between name and value and between members, and its closer.
         """
         opener, assign, comma, closer = marks
@@ -189,7 +189,7 @@ class _LiteralRules:
         """Return the right side of the rule `name`, for a value that fits a schema; add the rules that it uses.
 
         Args:
-            name: of the caller's rule; names of added rules begin with it.
+            name: of the caller's rule; rules that only it uses have names that begin with it.
         """
         types, asked = types_of(schema, self.schema, self._seen) or ANY, follow_reference(schema, self.schema)
         if self.style.quote is None:

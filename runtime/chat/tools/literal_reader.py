@@ -42,9 +42,10 @@ class LiteralReader(StepReader):
         self._is_named = False  # the name before the next value was read
 
     def finish(self) -> str:
-        """Return the JSON of the text that is held back at the end of a reply, as far as that is certain.
+        """Return the JSON of the text that is held back at the end of a reply; empty for a begun quote or escape.
 
-        Incomplete arguments stay so: strings and brackets are not closed.
+        A begun word is read as `true`, `false` or `null` if it can become that, else as a number or a string. Strings
+        and brackets are not closed.
         """
         held, self.rest = self.rest, ""
         if self._is_known:

@@ -108,7 +108,7 @@ def resolved(ref: object, root: Mapping[str, Any]) -> object:
 
 
 def type_of(value: object) -> str:
-    """Return the name of a decoded value's JSON type; `integer` for whole numbers without a fraction."""
+    """Return the name of a decoded value's JSON type: `integer` for an int, `number` for a float, even 1.0."""
     if isinstance(value, bool):
         return "boolean"
     kinds = ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object"))

@@ -170,7 +170,7 @@ class ToolEnforcement:
         return self._schemas[place, level]
 
     def _arguments_length(self, place: int) -> int:
-        """Return the length in characters of the rules for the arguments of the tool at index `place`.
+        """Return the length in characters of the rules for a tool's arguments, at its present level of enforcement.
 
         If they are too long even alone, one more than `MAX_GRAMMAR_LENGTH`.
         """

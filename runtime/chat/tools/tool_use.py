@@ -46,7 +46,7 @@ class ToolUse:
 
         Raises:
             InvalidParameter: a tool is defined twice, or is strict and its parameters are no object; the chosen one is
-                missing, or there are no tools.
+                missing, or a call is required and there are no tools.
         """
         for index, tool in enumerate(tools):
             kind = tool.parameters.get("type", "object")
