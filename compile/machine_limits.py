@@ -83,7 +83,7 @@ def multiply_integers(target: Target, max_level: int = _MAX_LEVEL) -> Any:
                 x = T.Cast("int32", turn)
                 for number, chain in enumerate(acc):
                     for where in pieces:
-                        weights = T.broadcast(T.uint8(number + 1), dot.piece_bytes)
+                        weights = T.broadcast(T.uint8(number + 1 + dot.zero), dot.piece_bytes)
                         chain[where] = dot.accumulate(chain[where], weights, x)
             outputs = [dot.outputs([chain[where] for where in pieces]) for chain in acc]
             total = outputs[0]

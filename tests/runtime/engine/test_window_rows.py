@@ -17,7 +17,7 @@ from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.kv_cache_size import KVCacheSize
 from radixlm.runtime.model.memory import WindowPool, can_release_memory
 from radixlm.runtime.prefix.disk_writer import DiskWriter
-from radixlm.runtime.server.metrics import _page_metrics
+from radixlm.runtime.server.metrics import _kv_page_metrics
 
 from ..eager_loads import load_always
 
@@ -112,7 +112,7 @@ def test_replies_are_those_of_an_engine_that_drops_nothing(small: Small, artifac
         stats = engine.stats()
         assert stats.windows is not None and 0 < stats.windows.num_with_rows <= NUM_WINDOW_PAGES
         assert stats.windows.num_dropped > 0 == stats.num_preemptions
-        assert "radixlm_kv_window_pages" in {metric.name for metric in _page_metrics(stats)}
+        assert "radixlm_kv_window_pages" in {metric.name for metric in _kv_page_metrics(stats)}
 
 
 @pytest.mark.timeout(600)

@@ -167,7 +167,12 @@ class FakeEngine:
     room: int | None = None
     manifest: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
-            name="fake", digest=64 * "0", target=SimpleNamespace(numeric_class="fma"), embedding=None, reranking=None
+            name="fake",
+            digest=64 * "0",
+            target=SimpleNamespace(numeric_class="fma"),
+            embedding=None,
+            reranking=None,
+            writes_text=True,
         )
     )
     reply_options: dict[str, object] = field(default_factory=dict)
