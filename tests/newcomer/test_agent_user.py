@@ -26,7 +26,7 @@ def test_the_first_prompt_is_computed_before_it_is_asked(clone: Clone, newcomer:
     first, second = ([SYSTEM, {"role": "user", "content": text}] for text in ("Fix calc.py.", "Add a test."))
     (newcomer.folder / "bodies.jsonl").write_text(json.dumps({"messages": first}) + "\n", encoding="utf-8")
     assert "1 prompts of" in newcomer.types(clone.shown_line("radixlm warm"))
-    with newcomer.serving("radixlm serve smollm2.radixlm --store cache") as served:
+    with newcomer.serving("radixlm serve smollm2.radixlm --store prefixes") as served:
         assert "tokens of earlier prefixes" in served.said
         usage = served.asks(second)["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] > 80
