@@ -17,9 +17,11 @@ them were cached, how many had to be computed at least, what was said, and what 
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
+import re
 import signal
 import sys
 from collections import defaultdict
@@ -29,6 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import msgspec
 from radixlm.cli import cached_artifact, serving
 from radixlm.cli.main import main
@@ -91,6 +94,7 @@ class Server:
                     await send({"type": "http.response.body", "body": b": begun\n\n", "more_body": True})
                     raise ConnectionError("a fault of the script")
                 if fault == "kill":
+                    await _wait_for_disk(app)
                     return await app(scope, receive, _killing(send))
                 if fault is not None:
                     error = HTTPError(fault, "a fault of the script", headers={"Retry-After": "1"})
@@ -155,6 +159,16 @@ def _artifact() -> FakeArtifact:
     )
     module = msgspec.structs.replace(artifact.manifest.module, max_num_tokens=STEP_TOKENS)
     return replace(artifact, manifest=msgspec.structs.replace(artifact.manifest, module=module))
+
+
+async def _wait_for_disk(app: ASGIApp) -> None:
+    """Wait until the store has written what ended requests left, for 30 s at most: what is queued dies with a process."""
+    written = re.compile(r"^radixlm_store_queue_bytes(\{.*\})? 0(\.0)?$", re.MULTILINE)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+        for _ in range(600):
+            if written.search((await client.get("/metrics")).text):
+                return
+            await asyncio.sleep(0.05)
 
 
 def _killing(send: Send) -> Send:
