@@ -162,7 +162,7 @@ def _artifact() -> FakeArtifact:
 
 
 async def _wait_for_disk(app: ASGIApp) -> None:
-    """Wait until the store has written what ended requests left, for 30 s at most: what is queued dies with a process."""
+    """Wait until the store has written what ended requests left, for 30 s at most."""
     written = re.compile(r"^radixlm_store_queue_bytes(\{.*\})? 0(\.0)?$", re.MULTILINE)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
         for _ in range(600):
