@@ -61,8 +61,9 @@ class BackgroundResponses:
         """Stop making a response, and wait until its last status is stored. What it has stored by then stays."""
         task = self._tasks.get(response_id)
         if task is not None:
-            self._cancelled.add(response_id)
-            task.cancel()
+            if response_id not in self._cancelled:  # a second time would interrupt its storing the status
+                self._cancelled.add(response_id)
+                task.cancel()
             await asyncio.wait([task])
 
     def _forget(self, response_id: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from radixlm.runtime.errors import EngineError
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.stored.background import BackgroundResponses
 from radixlm.runtime.server.stored.turns import Turns
 from starlette.testclient import TestClient
 
@@ -117,6 +118,35 @@ def test_a_poll_while_it_is_cancelled_does_not_see_it_fail(
     monkeypatch.setattr(Turns, "change_response", polled)
     assert waiting.post(f"{RESPONSES}/{begun['id']}/cancel").json()["status"] == "cancelled"
     assert seen == ["in_progress", "cancelled"]
+
+
+def test_cancelled_again_while_its_last_status_is_stored_it_is_stored() -> None:
+    stored = list[str]()
+
+    async def main() -> None:
+        storing, disk = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                storing.set()
+                await disk.wait()
+                stored.append("cancelled")
+                raise
+
+        responses = BackgroundResponses()
+        await responses.begin("resp_1", work())
+        first = asyncio.create_task(responses.cancel("resp_1"))
+        await storing.wait()
+        second = asyncio.create_task(responses.cancel("resp_1"))
+        await asyncio.sleep(0)
+        disk.set()
+        await asyncio.gather(first, second)
+        assert not responses.is_running("resp_1") and not responses.is_cancelled("resp_1")
+
+    asyncio.run(main())
+    assert stored == ["cancelled"]
 
 
 def test_the_model_of_a_server_of_several_may_be_named(waiting: TestClient, engine: FakeEngine) -> None:
