@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from radixlm.runtime.artifact import MANIFEST
-from radixlm.runtime.artifact.local_models import CONFIG, INDEX, MLC_CONFIG, WEIGHTS, no_model, no_weights
+from radixlm.runtime.artifact.local_models import (
+    CONFIG,
+    INDEX,
+    MLC_CONFIG,
+    WEIGHTS,
+    missing_shard,
+    no_model,
+    no_weights,
+)
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 from .quantized.mlc import MLC
@@ -201,7 +209,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
     names = sorted(set(shards.values()))
     for name in names:
         if not (path / name).is_file():
-            raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
+            raise missing_shard(path, name)
     files = [SafetensorsFile(path / name) for name in names]
     stored = {name for file in files for name in file.tensors}
     for name in shards:

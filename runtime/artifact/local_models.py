@@ -89,6 +89,11 @@ def no_weights(path: Path) -> SourceNotFound:
     return SourceNotFound(f"{path} is no model that can be read: {hint}")
 
 
+def missing_shard(path: Path, name: str) -> CorruptSource:
+    """Return the error for the directory of a checkpoint without a file that its index names."""
+    return CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
+
+
 def _is_model(path: Path) -> bool:
     """Return whether an entry of a folder is a model of its own."""
     if path.is_dir():
@@ -139,7 +144,7 @@ def _weights_of(path: Path) -> list[Path]:
         return []
     for name in sorted(names):
         if not (path / name).is_file():
-            raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
+            raise missing_shard(path, name)
     return [path / name for name in sorted(names)]
 
 
