@@ -115,6 +115,11 @@ def test_replies_are_those_of_an_engine_that_drops_nothing(small: Small, artifac
         assert "radixlm_kv_window_pages" in {metric.name for metric in _kv_page_metrics(stats)}
 
 
+def wait_until_written(engine: Engine) -> None:
+    while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier.saver.has_pending):
+        time.sleep(0.001)
+
+
 @pytest.mark.timeout(600)
 def test_what_the_disk_has_is_whole(
     small: Small, artifact: Path, plain: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,13 +131,9 @@ def test_what_the_disk_has_is_whole(
     for _ in range(3):
         with Engine(artifact, store=tmp_path / "store", **SETTINGS) as engine:
             compare(engine, plain, chance, 12, replies)
+            wait_until_written(engine)  # else a slow disk may have nothing when the engine ends
     assert sum(sum(reply.usage.disk_tokens_by_kind.values()) for reply in replies) > 0
     assert small.num_dropped > 100
-
-
-def wait_until_written(engine: Engine) -> None:
-    while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier.saver.has_pending):
-        time.sleep(0.001)
 
 
 def test_rows_that_memory_dropped_come_from_disk(
