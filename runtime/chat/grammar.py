@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from ..errors import InvalidGrammar
 
@@ -19,6 +19,11 @@ MAX_GRAMMAR_LENGTH = 1 << 17  # characters; OpenAI's schemas may have 120,000
 MAX_CHOICES = 1000
 OVER = "over"
 """The rule of a grammar at whose match a reply ends: the text after it is no part of the reply, and is dropped."""
+_NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # of schemas by name
+_INNER: Final = frozenset(("items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "oneOf"))
+_ALTERNATIVES: Final = frozenset(("$ref", "anyOf", "oneOf"))  # that describe the same object
+_OF_OBJECTS: Final = frozenset(("properties", "patternProperties", "required", "minProperties"))
+_COMBINED: Final = ("allOf", "not", "if", "dependentSchemas", "unevaluatedProperties")  # schemas of one object
 _NOUNS: dict[GrammarKind, str] = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -72,13 +77,18 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, object], *, is_strict: bool = True) -> Grammar:
-        """Return the grammar of the JSON that a schema describes.
+        """Return the grammar of the JSON that a schema describes, with the members that it names and no others.
+
+        Objects may have others where `additionalProperties` allows them.
 
         Raises:
             InvalidGrammar: it is too long, or nested too deeply to be written as JSON.
+
+        >>> Grammar.json_schema({"properties": {"a": {}}}).text
+        '{"properties":{"a":{}},"additionalProperties":false}'
         """
         try:
-            return cls("json_schema", json.dumps(schema, separators=(",", ":")), is_strict)
+            return cls("json_schema", closed_schema_json(schema), is_strict)
         except (RecursionError, ValueError) as error:
             raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}; simplify it") from error
 
@@ -117,3 +127,41 @@ class Grammar:
     def gbnf(cls, text: str) -> Grammar:
         """Return the context-free grammar of a text in llama.cpp's GBNF, or in Lark."""
         return cls("grammar", text)
+
+
+def closed_schema_json(schema: Mapping[str, object]) -> str:
+    """Return a schema as JSON text, with `additionalProperties: false` where it has `properties` and says nothing.
+
+    By the standard they may have any other members, and small models add members until `max_tokens` ends the reply.
+    llama.cpp, Ollama and vLLM allow none. Schemas that are combined to describe one object stay as they are: a member
+    that one names would be forbidden by the other.
+
+    Raises:
+        RecursionError, ValueError: it cannot be written as JSON.
+    """
+    text = json.dumps(schema, separators=(",", ":"))
+    if '"properties"' not in text or any(f'"{keyword}"' in text for keyword in _COMBINED):
+        return text
+    root = json.loads(text)
+    waiting, named = [root], list[dict[str, Any]]()
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict):
+            continue
+        properties = each.get("properties")
+        if isinstance(properties, dict) and properties:
+            named.append(each)
+        describing = _ALTERNATIVES & each.keys()
+        if len(describing) > 1 or (describing and _OF_OBJECTS & each.keys()):
+            return text
+        for keyword, value in each.items():
+            if keyword in _NAMED and isinstance(value, dict):
+                waiting += value.values()
+            elif keyword in _INNER:
+                waiting += value if isinstance(value, list) else [value]
+    for each in named:
+        required = each.get("required", [])
+        is_said = any(keyword in each for keyword in ("additionalProperties", "minProperties"))
+        if not is_said and isinstance(required, list) and all(name in each["properties"] for name in required):
+            each["additionalProperties"] = False
+    return json.dumps(root, separators=(",", ":"))

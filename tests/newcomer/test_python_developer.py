@@ -35,7 +35,8 @@ def test_parameters_in_three_ways(clone: Clone, newcomer: Newcomer) -> None:
 
 def test_structured_output(newcomer: Newcomer) -> None:
     """As the page says, with a schema in place of pydantic, which radixlm does not need."""
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    age = {"type": "integer", "minimum": 0, "maximum": 40}  # without a maximum some replies are an endless number
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"]}
     code = f"""
 reply = engine.chat([{{"role": "user", "content": "How old is a cat?"}}], response_format={schema}, max_tokens=64)
 print(reply.text)

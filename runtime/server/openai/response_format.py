@@ -132,7 +132,7 @@ def _schema(schema: Schema | str | None) -> Grammar | None:
     """Return the grammar of a JSON schema, given as an object or as text; None without one."""
     if schema is None:
         return None
-    return Grammar("json_schema", schema) if isinstance(schema, str) else Grammar.json_schema(schema)
+    return Grammar.json_schema(Grammar("json_schema", schema).schema() if isinstance(schema, str) else schema)
 
 
 def _text(kind: str, text: str | None) -> Grammar | None:

@@ -126,6 +126,37 @@ def test_whatever_is_said_is_valid_by_its_schema(bench: Bench, schema: dict[str,
     assert len(texts) >= 3 and len(set(texts)) > 1
 
 
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"properties": {"a": {"properties": {"b": {}}}}}, 2),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"properties": {"b": {}}, "required": ["b"]}}}, 1),
+        ({"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, 2),
+        ({"properties": {"properties": {"type": "string"}}}, 1),
+        ({"properties": {"a": {"const": {"properties": {"b": {}}}}}}, 1),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "string"}}, 0),
+        ({"properties": {"a": {}}, "required": ["b"]}, 0),
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, 0),
+        ({"required": ["c"], "anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, 0),
+        ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, 0),
+        ({"$ref": "#/$defs/a", "properties": {"b": {}}, "$defs": {"a": {"properties": {"a": {}}}}}, 0),
+        ({"type": "object", "properties": {}}, 0),
+    ],
+    ids=str,
+)
+def test_objects_have_the_members_that_a_schema_names(schema: dict[str, object], closed: int) -> None:
+    text = Grammar.json_schema(schema).text
+    assert text.count('"additionalProperties":false') == closed
+    left = json.loads(text.replace(',"additionalProperties":false', ""))
+    assert left == schema
+
+
+def test_a_reply_ends_with_the_members_that_its_schema_names(small: Bench) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "boolean"}}, "required": ["age"]}
+    said = [small.said(Grammar.json_schema(schema), seed) for seed in range(20)]
+    assert all(text is not None and [*json.loads(text)] == ["age"] for text in said)
+
+
 def test_any_json_object_is_an_object(bench: Bench) -> None:
     texts = [text for seed in range(8) if (text := bench.said(Grammar.json_object(), seed)) is not None]
     assert texts and all(isinstance(json.loads(text), dict) for text in texts)

@@ -148,7 +148,7 @@ ODD = {"type": "odd"}
         ({"guided_regex": "(a"}, "regular expression cannot be used"),
         ({"guided_regex": "a" * 200_000}, "at most 131072"),
         ({"guided_grammar": "nonsense"}, "grammar cannot be used"),
-        ({"guided_json": "{"}, "JSON schema cannot be used"),
+        ({"guided_json": "{"}, "JSON schema is not JSON"),
         ({"guided_json": {"type": "integer", "multipleOf": 1000003}}, "0.25 s"),
         ({"guided_choice": []}, "0 choices"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice"),
