@@ -69,5 +69,5 @@ async def stream(question: Question, request: Request) -> StreamingResponse:
 async def person(request: Request) -> Person:
     """Return an invented person."""
     messages = [{"role": "user", "content": "Invent a person, as JSON."}]
-    reply = await request.app.state.engine.achat(messages, response_format=Person, max_tokens=80)
+    reply = await request.app.state.engine.achat(messages, response_format=Person, max_tokens=512)
     return Person.model_validate_json(reply.text)

@@ -61,7 +61,7 @@ def test_the_first_output_ends_the_wait_and_a_failure_is_an_error() -> None:
     "take", ["bytearray(b'1') * (64 << 20)", "mmap.mmap(-1, 64 << 20); x.write(b'1' * (64 << 20))"]
 )
 def test_peak_memory_sees_what_a_process_has_taken(take: str) -> None:
-    code = f"import mmap, time; x = {take}; print(flush=True); time.sleep(0.2)"
+    code = f"import mmap, time; x = {take}; print(flush=True); time.sleep(1.0)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     peak = peak_memory_during(process.pid, process.communicate)
     assert 64 << 20 <= peak.anonymous <= peak.resident

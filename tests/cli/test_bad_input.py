@@ -18,6 +18,10 @@ import pytest
 from .forked_command import run_forked
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
+HELD = (
+    "import time; from radixlm.compile import compiler as c; check = c.check_logits; "
+    "c.check_logits = lambda *given: time.sleep(30) or check(*given)"
+)
 PROGRESS = re.compile(r"(read|build|weights|verify|publish): |loading |[-0-9]+ [:,0-9]+ INFO uvicorn")
 
 
@@ -173,7 +177,7 @@ def test_a_file_that_cannot_grow_as_on_a_full_disk(source: Path, output: Path) -
 def test_a_signal_in_mid_compile_leaves_nothing(
     source: Path, output: Path, stage: str, number: signal.Signals, code: int
 ) -> None:
-    process = _start("compile", source, "-o", output)
+    process = _start_held(stage, "compile", source, "-o", output)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(f"{stage}: "):
@@ -277,5 +281,7 @@ def _run(
     return run_forked([*map(str, arguments)], env=env, max_file_bytes=max_file_bytes)
 
 
-def _start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+def _start_held(stage: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start the command; its last stage waits, or a tiny model would be done before a signal comes."""
+    held = f"{HELD}; {COMMAND[-1]}" if stage == "verify" else COMMAND[-1]
+    return subprocess.Popen([sys.executable, "-c", held, *map(str, arguments)], stderr=subprocess.PIPE, text=True)

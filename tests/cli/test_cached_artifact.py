@@ -351,7 +351,7 @@ def _start(*arguments: object) -> subprocess.Popen[str]:
 
 def _kept(cache: Path, count: int = 1) -> Path:
     """The newest of `count` artifacts, once nothing is written beside them. A killed server leaves its directory."""
-    for _ in range(300):
+    for _ in range(2400):  # the process that writes it has what CPU time others leave
         names = [path.name for path in cache.iterdir()]
         if len([name for name in names if name.endswith(".radixlm")]) == count and not any(
             name.endswith(".lock") for name in names

@@ -275,7 +275,7 @@ def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_prog
         terminal.expect(b"> ")
         terminal.type(b"half a line")
         terminal.expect(b"half a line")
-        time.sleep(0.1)  # an interrupt between two keys is only seen at the next one: so is CPython's input()
+        time.sleep(0.5)  # an interrupt between two keys is only seen at the next one: so is CPython's input()
         terminal.type(ctrl_c)
         terminal.expect(b"/exit quits")
         terminal.expect(b"> ")

@@ -146,7 +146,7 @@ def test_the_package_waits_as_it_is_told_and_tries_again_while_the_queue_is_full
     options = ("--model-id", MODEL, "--kv-cache-gb", "0.1", "--max-num-seqs", "1", "--max-queue", "0")
     with ServeProcess(*options, log=tmp_path / "log") as server:
         once = anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0)
-        long = {**GREEDY, "max_tokens": 400, "extra_body": {"temperature": 1}}
+        long = {**GREEDY, "max_tokens": 400, "extra_body": {"temperature": 1, "ignore_eos": True}}
         with once, once.messages.stream(**long) as running:
             next(iter(running))
             with pytest.raises(anthropic.RateLimitError, match="rate_limit_error") as refused:
@@ -163,7 +163,7 @@ def test_a_server_that_goes_ends_a_stream_with_an_error(tmp_path: Path) -> None:
     options = ("--model-id", MODEL, "--kv-cache-gb", "0.1", "--shutdown-timeout", "0")
     with ServeProcess(*options, log=tmp_path / "log") as server:
         client = anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0, timeout=60)
-        asked = {**GREEDY, "max_tokens": 2000, "extra_body": {"temperature": 1, "seed": 1}}
+        asked = {**GREEDY, "max_tokens": 2000, "extra_body": {"temperature": 1, "seed": 1, "ignore_eos": True}}
         deadline = time.monotonic() + 60
         with client, pytest.raises(anthropic.APIError), client.messages.stream(**asked) as stream:
             next(iter(stream))

@@ -63,7 +63,8 @@ def test_a_response_in_the_background_is_polled_continued_and_cancelled(client: 
     alone = client.responses.create(**GREEDY, input=asked["input"])
     assert response.output_text == alone.output_text and response.status == alone.status
     assert client.responses.create(**GREEDY, input="Go on", previous_response_id=response.id).output_text
-    long = client.responses.create(**(GREEDY | {"max_output_tokens": 4096}), **asked)
+    endless = {"max_output_tokens": 4096, "extra_body": {"ignore_eos": True}}
+    long = client.responses.create(**(GREEDY | endless), **asked)
     assert client.responses.cancel(long.id).status == "cancelled" == client.responses.retrieve(long.id).status
     assert client.responses.cancel(response.id) == response, "one that has ended stays as it is"
     with pytest.raises(openai.BadRequestError, match="not streamed"):

@@ -17,7 +17,7 @@ CHECKS = (
     "ignored_auth",
 )
 REFUSED = ("/api/embed", "/api/embeddings", "/api/delete")  # whatever is sent, by design
-BUDGET_S = 45
+BUDGET_S = 90
 
 
 def test_every_answer_is_as_it_is_described(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_every_answer_is_as_it_is_described(tmp_path: Path) -> None:
             "--continue-on-failure",
         ]
         environment = os.environ | {"NO_PROXY": "127.0.0.1"}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
         assert "Tested: 46" in done.stdout or "Tested: 47" in done.stdout, done.stdout
         server.wait_until_idle()

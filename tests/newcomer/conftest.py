@@ -144,6 +144,14 @@ class Served:
         """The lines so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
+    def wait_until_said(self, text: str) -> str:
+        """Return the lines so far once `text` is in them: a server answers before it has said all."""
+        deadline = time.monotonic() + ANSWERS_WITHIN_S
+        while text not in self.said:
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+        return self.said
+
     def get(self, path: str, key: str | None = None) -> tuple[int, str]:
         """Return the status of a browser's GET, 0 if nothing listens, and the body."""
         headers = {"Accept": "text/html, */*"}
@@ -170,8 +178,10 @@ class Served:
         deadline = time.monotonic() + ANSWERS_WITHIN_S
         has_answered = False
         while (status := self.get("/health")[0]) != 200:
+            if has_answered and status == 0:  # the server that tells how far it is had accepted it when it ended
+                status = self.get("/health")[0]
             has_answered |= status == 503
-            assert status in (0, 503), status
+            assert status in (0, 200, 503), status
             assert not (has_answered and status == 0), "it listens no more"
             assert self.process.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.1)

@@ -38,7 +38,7 @@ def test_structured_output(newcomer: Newcomer) -> None:
     age = {"type": "integer", "minimum": 0, "maximum": 40}  # without a maximum some replies are an endless number
     schema = {"type": "object", "properties": {"age": age}, "required": ["age"]}
     code = f"""
-reply = engine.chat([{{"role": "user", "content": "How old is a cat?"}}], response_format={schema}, max_tokens=64)
+reply = engine.chat([{{"role": "user", "content": "How old is a cat?"}}], response_format={schema}, max_tokens=256)
 print(reply.text)
 """
     assert isinstance(json.loads(newcomer.runs(OPENED + code))["age"], int)

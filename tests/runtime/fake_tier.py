@@ -98,6 +98,7 @@ class Served:
         )
         assert self.bench.tier is not None
         self.tier = self.bench.tier
+        self._had_pages = len(self.tier.index) > 0
 
     def _open_tier(self, cache: PrefixCache, model: FakeModel, queue: WorkQueue) -> DiskTier:
         return DiskTier(
@@ -122,9 +123,13 @@ class Served:
             assert time.monotonic() < deadline, "a request waits for ever"
 
     def settle(self) -> None:
-        """Until everything that is to be saved is on disk."""
+        """Until everything that is to be saved is on disk, and the disk was measured if it had pages."""
         deadline = time.monotonic() + WAIT_S
-        while self.tier.stats().num_queued_bytes or self.bench.core.has_work:
+        while (
+            not self.tier.writer.is_idle
+            or self.bench.core.has_work
+            or (self._had_pages and self.tier.rates.disk_bytes_per_s is None)
+        ):
             self.bench.step()
             time.sleep(0.001)
             assert time.monotonic() < deadline, "saving does not end"

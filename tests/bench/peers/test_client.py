@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,5 +112,8 @@ def test_a_core_is_taken_while_a_block_runs() -> None:
     before = set(children.read_text().split())
     with core_taken():
         [pid] = set(children.read_text().split()) - before
-        assert len(os.sched_getaffinity(int(pid))) == 1
+        deadline = time.monotonic() + 60
+        while len(os.sched_getaffinity(int(pid))) != 1:
+            assert time.monotonic() < deadline, "it may run on all processors"
+            time.sleep(0.01)
     assert not Path(f"/proc/{pid}").exists()

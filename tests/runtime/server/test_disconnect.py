@@ -17,6 +17,7 @@ from radixlm.runtime.server import create_app
 from radixlm.runtime.server.http.connection import while_connected
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.work_queues import WorkQueues
 
 from .conftest import FakeEngine
 from .real_server import wait_until
@@ -112,35 +113,27 @@ class StandingEngine(FakeEngine):
 
     def stream(self, *arguments: Any, **options: Any) -> Any:
         self.begun += 1
-        assert self.let_go.wait(10)
+        assert self.let_go.wait(60)
         return super().stream(*arguments, **options)
 
 
 LONG = [{"role": "user", "content": "once there was " * 10_000}]
 
 
-def test_leaving_the_queue_for_a_thread_makes_room_for_another_request() -> None:
-    engine = StandingEngine()
+def test_leaving_the_queue_for_a_thread_makes_room_for_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, queues, of = StandingEngine(), list[WorkQueues](), WorkQueues.of
+    monkeypatch.setattr(WorkQueues, "of", lambda engine: queues.append(of(engine)) or queues[-1])
     with serve(engine) as address:
         working = [send(address, messages=LONG) for _ in range(2)]
         wait_until(lambda: engine.begun == 2)
         waiting = send(address, messages=LONG)
-        time.sleep(0.1)
+        wait_until(lambda: queues[0].submission.num_waiting == 1)
         with send(address, messages=LONG) as connection:
             assert b" 429 " in connection.recv(4096)  # one waits, and there is room for one
         waiting.close()
-
-        def takes_another() -> bool:
-            nonlocal waiting
-            waiting = send(address, messages=LONG)
-            waiting.settimeout(0.2)
-            try:
-                waiting.recv(4096)
-            except TimeoutError:
-                return True
-            return False
-
-        wait_until(takes_another)
+        wait_until(lambda: queues[0].submission.num_waiting == 0)
+        waiting = send(address, messages=LONG)
+        wait_until(lambda: queues[0].submission.num_waiting == 1)
         engine.let_go.set()
         for connection in [*working, waiting]:
             connection.settimeout(10)

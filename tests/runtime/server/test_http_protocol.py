@@ -40,11 +40,16 @@ if TYPE_CHECKING:
 
 
 class Hasty(HTTPProtocol):
-    """Waits a fifth of a second for headers, and as long for a client to read that its body is not wanted."""
+    """Waits a fifth of a second for a client to read that its body is not wanted."""
 
-    headers_s = 0.2
     linger_s = 0.2
     write_s = 0.2
+
+
+@pytest.fixture
+def short_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of a second for headers."""
+    monkeypatch.setattr(Hasty, "headers_s", 0.2)
 
 
 @pytest.fixture
@@ -95,6 +100,7 @@ def ask(connection: socket.socket, request: bytes) -> bytes:
     return received
 
 
+@pytest.mark.usefixtures("short_headers")
 @pytest.mark.parametrize("begun", [b"", b"GET /version HT", b"GET /version HTTP/1.1\r\nhost: x\r\nx-slow: "])
 def test_headers_that_do_not_come_close_the_connection(address: tuple[str, int], begun: bytes) -> None:
     with socket.create_connection(address) as connection:
@@ -102,6 +108,7 @@ def test_headers_that_do_not_come_close_the_connection(address: tuple[str, int],
         assert rest_of(connection) == b""
 
 
+@pytest.mark.usefixtures("short_headers")
 def test_headers_that_drip_close_the_connection(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as connection, pytest.raises(OSError):
         connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n")
@@ -110,6 +117,7 @@ def test_headers_that_drip_close_the_connection(address: tuple[str, int]) -> Non
             time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("short_headers")
 def test_the_deadline_is_each_requests_own(address: tuple[str, int]) -> None:
     with socket.create_connection(address) as connection:
         for _ in range(3):
@@ -118,6 +126,7 @@ def test_the_deadline_is_each_requests_own(address: tuple[str, int]) -> None:
         assert rest_of(connection) == b""
 
 
+@pytest.mark.usefixtures("short_headers")
 def test_a_reply_that_takes_longer_than_the_headers_may_is_sent(address: tuple[str, int], engine: FakeEngine) -> None:
     engine.go_on.clear()
     threading.Timer(0.5, engine.go_on.set).start()
@@ -191,8 +200,11 @@ def test_what_is_sent_after_an_answer_is_not_read_as_http(address: tuple[str, in
         assert b" 400 " not in answered + rest_of(connection)
 
 
-def test_an_answer_that_came_before_a_long_body_is_not_lost(address: tuple[str, int]) -> None:
+def test_an_answer_that_came_before_a_long_body_is_not_lost(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection that is closed with bytes unread is reset, and takes answers with it."""
+    monkeypatch.setattr(Hasty, "linger_s", 20.0)  # a starved machine takes so long to send it all
     with socket.create_connection(address, timeout=10) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
         for _ in range(64):
@@ -238,12 +250,13 @@ def test_a_body_in_chunks_is_read_whole(address: tuple[str, int], engine: FakeEn
 def test_a_body_that_is_mostly_the_borders_of_its_chunks_is_400(
     address: tuple[str, int], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HTTPProtocol, "linger_s", 20.0)  # a starved machine takes so long to send it all
+    monkeypatch.setattr(Hasty, "linger_s", 20.0)  # a starved machine takes so long to send it all
     body = json.dumps({"prompt": "x" * 100_000}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    sent = head + chunked(body, 1)
     with socket.create_connection(address) as connection:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         with contextlib.suppress(OSError):
-            connection.sendall(head + chunked(body, 1))
+            connection.sendall(sent)
         answered = rest_of(connection)
     assert answered.startswith(b"HTTP/1.1 400")
     assert b"chunks" in answered

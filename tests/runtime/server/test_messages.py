@@ -463,7 +463,7 @@ def test_a_stream_that_waits_is_kept_alive_by_pings(engine: FakeEngine, quiet: T
     import threading
 
     engine.go_on.clear()
-    threading.Timer(0.3, engine.go_on.set).start()
+    threading.Timer(1.0, engine.go_on.set).start()
     values = events(quiet)
     assert [value["type"] for value in values].count("ping") > 2
 

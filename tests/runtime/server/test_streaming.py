@@ -48,8 +48,11 @@ def test_a_silent_stream_is_kept_open_by_comments_which_clients_pass_over(server
     server.check()
 
 
-def test_a_busy_stream_needs_no_comments(server: RealServer) -> None:
-    assert COMMENT.decode() not in server.chat(stream=True, max_tokens=4).text
+def test_a_busy_stream_needs_no_comments() -> None:
+    with real_server(app={"keep_alive_s": 1.0}) as server:
+        server.model.step_s = 0.03
+        text = server.chat(stream=True, max_tokens=50).text  # 1.5 s, of which no second is silent
+        assert "data: " in text and COMMENT.decode() not in text
 
 
 def test_an_error_in_the_middle_is_the_last_event(engine: FakeEngine) -> None:
@@ -72,7 +75,7 @@ def test_who_leaves_gives_back_the_pages_at_once(
     wait_until(lambda: server.engine.stats().num_finished == fields.get("n", 1))
     stats = server.engine.stats()
     assert stats.num_used_pages == stats.num_running == stats.num_waiting == 0
-    assert stats.num_generated_tokens - at_leaving < 300, "it was computed to the end"
+    assert stats.num_generated_tokens - at_leaving < 300 * int(str(fields.get("n", 1))), "it was computed to the end"
     assert stats.finished_by_reason == {"cancelled": fields.get("n", 1)}
     wait_until(lambda: any(record.name == "radixlm.requests" for record in caplog.records))
     said = caplog.records[-1].fields  # type: ignore[attr-defined]

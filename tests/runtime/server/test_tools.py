@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
+from radixlm.runtime.chat import grammar_trial
 from radixlm.runtime.chat.tools.known_formats import HERMES, LLAMA3, PLAIN
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
@@ -179,15 +180,16 @@ def test_tools_stand_in_the_prompt_also_where_none_may_be_called(hermes: Scripte
     assert sizes[0] == sizes[1] > hermes.ask("Hm.", tools=None).json()["usage"]["prompt_tokens"]
 
 
-def test_grammars_are_made_ready_once_a_client_has_tools_and_not_before() -> None:
+def test_grammars_are_made_ready_once_a_client_has_tools_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take 90 MB of 150,000 tokens, and chats without tools never need them."""
+    monkeypatch.setattr(grammar_trial, "_PATIENCE_S", 200.0)  # a starved machine takes so long to start a process
     model = Scripted(QWEN, HERMES)
     with model.engine, model.client:
         model.client.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 1}).raise_for_status()
         assert model.engine._idle_thread is None
         for _ in range(2):
             model.reply("It is sunny.")
-        assert model.engine._idle_thread is not None and model.engine._idle_thread.join(timeout_s=30)
+        assert model.engine._idle_thread is not None and model.engine._idle_thread.join(timeout_s=300)
         assert model.engine.grammars.lanes[0].trial.process_id is not None
 
 

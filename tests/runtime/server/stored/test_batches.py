@@ -238,7 +238,7 @@ def test_results_that_are_too_large_to_be_stored_end_the_batch(
 def test_a_batch_goes_on_after_a_restart_and_no_line_is_answered_twice(tmp_path: Path) -> None:
     lines = [line(str(number), max_tokens=40, ignore_eos=True, seed=number) for number in range(12)]
     with real_server(store=tmp_path) as server:
-        server.model.step_s = 0.01
+        server.model.step_s = 0.03
         batch = begin(server.client, *lines, base=server.url)
         wait_until(lambda: server.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] >= 1)
         server.model.step_s = 1.0  # so that it is not complete before the server ends

@@ -82,13 +82,17 @@ def kill_writers(directory: Path, num_kills: int, chance: random.Random) -> Kill
             os.close(reading)
             _write(directory, seed, writing)
         os.close(writing)
+        said = b""
         if chance.random() < 0.7:  # the others may be killed while they open, which takes a busy machine long
-            select.select([reading], [], [], MAX_OPEN_SECONDS)
+            for _ in range(chance.randrange(1, 16)):  # so that it gets as far on a slow disk
+                if not select.select([reading], [], [], MAX_OPEN_SECONDS)[0]:
+                    break
+                said += os.read(reading, 1 << 16)
         time.sleep(chance.uniform(0.0, MAX_SECONDS))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         with open(reading, "rb") as pipe:
-            _look(directory, pipe.read(), killed)
+            _look(directory, said + pipe.read(), killed)
         killed.num_kills += 1
     return killed
 
