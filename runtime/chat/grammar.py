@@ -6,6 +6,7 @@ Knows kinds and sizes; `grammars.py` finds out whether a grammar can be followed
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -19,11 +20,20 @@ MAX_GRAMMAR_LENGTH = 1 << 17  # characters; OpenAI's schemas may have 120,000
 MAX_CHOICES = 1000
 OVER = "over"
 """The rule of a grammar at whose match a reply ends: the text after it is no part of the reply, and is dropped."""
-_NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))  # of schemas by name
-_INNER: Final = frozenset(("items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "oneOf"))
-_ALTERNATIVES: Final = frozenset(("$ref", "anyOf", "oneOf"))  # that describe the same object
-_OF_OBJECTS: Final = frozenset(("properties", "patternProperties", "required", "minProperties"))
-_COMBINED: Final = ("allOf", "not", "if", "dependentSchemas", "unevaluatedProperties")  # schemas of one object
+_NAMED: Final = frozenset(("properties", "$defs", "definitions"))  # keywords of schemas by name
+_INNER: Final = frozenset(("items", "prefixItems", "additionalProperties", "anyOf", "oneOf"))  # of one or several
+_DESCRIBING: Final = frozenset(("$ref", "anyOf", "oneOf", "enum", "const"))  # that describe a value as a whole
+_OF_MEMBERS: Final = frozenset(("properties", "required", "additionalProperties", "items", "prefixItems"))
+_ANNOTATIONS: Final = (
+    *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "$comment"),
+    *("$schema", "discriminator", "nullable", "x-guidance"),
+)
+_LIMITS: Final = (
+    *("type", "format", "pattern", "minLength", "maxLength", "multipleOf", "minimum", "maximum", "exclusiveMinimum"),
+    *("exclusiveMaximum", "minItems", "maxItems", "uniqueItems", "required"),
+)
+_PLAIN: Final = frozenset((*_NAMED, *_INNER, *_DESCRIBING, *_ANNOTATIONS, *_LIMITS))
+_REFERENCE: Final = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _NOUNS: dict[GrammarKind, str] = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -132,15 +142,15 @@ class Grammar:
 def closed_schema_json(schema: Mapping[str, object]) -> str:
     """Return a schema as JSON text, with `additionalProperties: false` where it has `properties` and says nothing.
 
-    By the standard they may have any other members, and small models add members until `max_tokens` ends the reply.
-    llama.cpp, Ollama and vLLM allow none. Schemas that are combined to describe one object stay as they are: a member
-    that one names would be forbidden by the other.
+    By the standard such objects may have any other members, and small models add some until `max_tokens` ends the
+    reply. llama.cpp, Ollama and vLLM allow none. A schema is left as it is if several schemas in it describe one
+    object, since a member that one names would be forbidden by another, or if it has keywords that are unknown here.
 
     Raises:
         RecursionError, ValueError: it cannot be written as JSON.
     """
     text = json.dumps(schema, separators=(",", ":"))
-    if '"properties"' not in text or any(f'"{keyword}"' in text for keyword in _COMBINED):
+    if '"properties"' not in text or len(text) > MAX_GRAMMAR_LENGTH:
         return text
     root = json.loads(text)
     waiting, named = [root], list[dict[str, Any]]()
@@ -148,20 +158,35 @@ def closed_schema_json(schema: Mapping[str, object]) -> str:
         each = waiting.pop()
         if not isinstance(each, dict):
             continue
-        properties = each.get("properties")
-        if isinstance(properties, dict) and properties:
-            named.append(each)
-        describing = _ALTERNATIVES & each.keys()
-        if len(describing) > 1 or (describing and _OF_OBJECTS & each.keys()):
+        if not _is_plain(each):
             return text
-        for keyword, value in each.items():
-            if keyword in _NAMED and isinstance(value, dict):
-                waiting += value.values()
-            elif keyword in _INNER:
-                waiting += value if isinstance(value, list) else [value]
+        properties, required = each.get("properties"), each.get("required", [])
+        if isinstance(properties, dict) and properties and _names_all(properties, required):
+            named.append(each)
+        for keyword in _NAMED & each.keys():
+            waiting += each[keyword].values() if isinstance(each[keyword], dict) else []
+        for keyword in _INNER & each.keys():
+            waiting += each[keyword] if isinstance(each[keyword], list) else [each[keyword]]
     for each in named:
-        required = each.get("required", [])
-        is_said = any(keyword in each for keyword in ("additionalProperties", "minProperties"))
-        if not is_said and isinstance(required, list) and all(name in each["properties"] for name in required):
-            each["additionalProperties"] = False
-    return json.dumps(root, separators=(",", ":"))
+        each.setdefault("additionalProperties", False)
+    closed = json.dumps(root, separators=(",", ":"))
+    return closed if len(closed) <= MAX_GRAMMAR_LENGTH else text
+
+
+def _names_all(properties: Mapping[str, Any], required: object) -> bool:
+    """Return whether all required members are among the properties."""
+    return isinstance(required, list) and all(isinstance(name, str) and name in properties for name in required)
+
+
+def _is_plain(schema: dict[str, Any]) -> bool:
+    """Return whether nothing but this schema, or one that it refers to in place of itself, describes its value."""
+    if not schema.keys() <= _PLAIN or ("oneOf" in schema and "discriminator" not in schema):  # else may fit several
+        return False
+    reference = schema.get("$ref", "#")
+    describing = _DESCRIBING & schema.keys()
+    return (
+        isinstance(reference, str)
+        and _REFERENCE.fullmatch(reference) is not None
+        and len(describing) <= 1
+        and not (describing and _OF_MEMBERS & schema.keys())
+    )

@@ -179,7 +179,9 @@ class _Reading:
             del found[key]
             self.is_whole = False
             if key in ("properties", "patternProperties"):
-                found.pop("additionalProperties", None)  # it would forbid fields that these allow
+                found["additionalProperties"] = True  # what was removed may allow other fields
+            elif key in ("$ref", "allOf", "anyOf", "oneOf"):
+                found.setdefault("additionalProperties", True)
 
     def _reduce_value(self, key: str, value: Any) -> Any:
         """Return the value of the keyword `key` with the schemas in it reduced.

@@ -141,8 +141,18 @@ def test_whatever_is_said_is_valid_by_its_schema(bench: Bench, schema: dict[str,
         ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, 0),
         ({"$ref": "#/$defs/a", "properties": {"b": {}}, "$defs": {"a": {"properties": {"a": {}}}}}, 0),
         ({"type": "object", "properties": {}}, 0),
+        ({"properties": {"if": {"enum": ["not", "allOf"]}, "allOf": {"default": "not"}}}, 1),
+        ({"properties": {"a": {}}, "required": [["a"]]}, 0),
+        ({"properties": {"a": {}}, "enum": [{"a": 1, "b": 2}]}, 0),
+        ({"$ref": "#/$defs/a", "additionalProperties": True, "$defs": {"a": {"properties": {"a": {}}}}}, 0),
+        ({"items": {"properties": {"a": {}}}, "anyOf": [{"items": {"properties": {"b": {}}}}]}, 0),
+        ({"properties": {"a": {"properties": {"x": {}}}}, "patternProperties": {"^a": {"required": ["y"]}}}, 0),
+        ({"properties": {"a": {"$ref": "#/components/a"}}, "components": {"a": {"properties": {"b": {}}}}}, 0),
+        ({"properties": {"a": {}}, "dependentRequired": {"a": ["b"]}}, 0),
+        ({"oneOf": [{"properties": {"a": {}}}, {"properties": {"a": {}, "b": {}}}]}, 0),
+        ({"properties": {str(number): {"properties": {"a": {}}} for number in range(3500)}}, 0),  # it would be too long
     ],
-    ids=str,
+    ids=lambda given: f"{given!s:.80}",
 )
 def test_objects_have_the_members_that_a_schema_names(schema: dict[str, object], closed: int) -> None:
     text = Grammar.json_schema(schema).text
