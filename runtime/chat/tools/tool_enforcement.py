@@ -134,7 +134,7 @@ class ToolEnforcement:
             found = self._make_grammar()
         except InvalidGrammar as error:
             raise self._refusal(error, self._find_refused()) from error
-        room = most - (0 if found is None else len(found.text)) - 2 * len(self._tools)  # they have longer numbers
+        room = most - (0 if found is None else len(found.text)) - 4 * len(self._tools)  # they have longer numbers
         for place in sorted(lengths, key=lengths.__getitem__):
             room -= lengths[place]
             if room >= 0:

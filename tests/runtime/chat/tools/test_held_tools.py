@@ -6,7 +6,7 @@ import pytest
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
 from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES
 from radixlm.runtime.chat.tools.tool_enforcement import ToolEnforcement
-from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
+from radixlm.runtime.chat.tools.tool_format import Tool, ToolChoice, ToolFormat
 from radixlm.runtime.errors import InvalidGrammar, InvalidParameter
 
 from .test_tool_format import FORMATS, NOW, WEATHER
@@ -60,3 +60,15 @@ def test_only_what_is_to_blame_is_let_go_of_and_strict_tools_never_are() -> None
         found.loosen(InvalidGrammar("odd", line=at[1]))
     with pytest.raises(InvalidParameter, match="tools: slow"):
         found.loosen(InvalidGrammar("slow"))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("num_values", [12, 13, 14, 15, 16, 17])
+def test_as_many_schemas_as_have_room_are_enforced(choice: ToolChoice, num_values: int) -> None:
+    tools = [
+        Tool(f"tool_{number}", {"properties": {f"a{number}": {"enum": [f"{number} {at}" for at in range(num_values)]}}})
+        for number in range(512)
+    ]
+    found = ToolEnforcement(HERMES, tools, choice, is_parallel=True, content=None, field_of=str)
+    assert found.grammar is not None and 0.95 * MAX_GRAMMAR_LENGTH < len(found.grammar.text) <= MAX_GRAMMAR_LENGTH
+    assert found.loose
