@@ -9,16 +9,27 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 STARTS_WITHIN_S = 120.0
 STOPS_WITHIN_S = 30.0
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on, below those that the system gives to others meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class ServeProcess:

@@ -159,13 +159,6 @@ class WayOut:
                 connection.sendall(b"HTTP/1.1 502 Nowhere\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def check_tokens(asked: Sequence[Asked], client: str) -> None:
     """Fail unless what was computed is at most 1.01 times the least possible, over all; print both for each request."""
     lines = [f"{client}: prompt, computed, least possible, and why not more"]

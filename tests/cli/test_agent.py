@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,8 @@ from radixlm.cli.agent.clients import CLIENTS, NO_KEY, Client, Served, write_fil
 from radixlm.cli.agent.running_server import ask_server
 from radixlm.cli.main import cli
 from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact, read_manifest, write_manifest
+
+from ..serve_process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = Served("http://127.0.0.1:8000", "qwen", 32768)
@@ -170,12 +171,6 @@ def serving(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.terminate()
         process.wait(30)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def posted(port: int, path: str, body: dict[str, Any]) -> Any:

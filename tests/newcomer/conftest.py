@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ import pytest
 
 from ..goldens import tiny_gguf
 from ..goldens.families import FAMILIES
+from ..serve_process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
@@ -214,9 +214,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 @pytest.fixture
 def newcomer(clone: Clone, tmp_path: Path) -> Newcomer:
     """Someone in an empty home. Their folder has a model, as an artifact and, much smaller, as a file."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    found = Newcomer(clone, tmp_path / "home", port)
+    found = Newcomer(clone, tmp_path / "home", free_port())
     found.folder.mkdir(parents=True)
     (found.folder / "smollm2.radixlm").symlink_to(os.environ["RADIXLM_ARTIFACT"])
     tiny_gguf.write(FAMILIES["qwen3"], found.folder / "model.gguf")

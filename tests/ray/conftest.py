@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import pytest
 import ray
 from radixlm.runtime.extras.ray.ray_app import build_app
 from ray import serve
+
+from ..serve_process import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 60.0  # only a hang takes that long
@@ -74,8 +75,7 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture(scope="session")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
     serve.start(http_options={"host": "127.0.0.1", "port": port})

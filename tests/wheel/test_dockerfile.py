@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ..serve_process import free_port
 from .conftest import ROOT, STARTS_WITHIN_S, TOOLS
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -84,9 +84,7 @@ def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_what_the_steps_install_is_healthy_once_it_serves(image: Image, tiny_artifact: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     [entry], default = (json.loads(instructions(name)[0]) for name in ("ENTRYPOINT", "CMD"))
     here = {"smollm2": str(tiny_artifact), "0.0.0.0": "127.0.0.1", "8000": str(port)}
     words = [here.get(word, word) for word in default]
