@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ..serve_process import ServeProcess
+from ..serve_process import ServeProcess, free_port
 from .task import DONE, SHOWN, STEPS, TASK, Call, Step, check_done, script
-from .workplace import Asked, Workplace, check_tokens, free_port
+from .workplace import Asked, Workplace, check_tokens
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ..serve_process import free_port
 from .task import SHOWN, STEPS, TASK, TITLE, Call, Step, check_done, script
-from .workplace import Workplace, check_tokens, free_port
+from .workplace import Workplace, check_tokens
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # mini-swe-agent's model says so when it is done
 
