@@ -38,6 +38,7 @@ from ..server.openapi import OpenAPI
 from ..server.page import page_routes
 from ..server.request_log import METRICS_PATHS, RequestLog, record_of
 from ..server.server_options import ServerOptions
+from .background import Background
 from .listing import OPERATIONS, Listing
 from .model_row import Lease, Row
 from .model_server import Headers, ModelServer, whole_answer
@@ -50,6 +51,7 @@ MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 RETRY_AFTER_S = 1
 _ASKS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods that load no model
 _OLLAMA = "/api/"
+_IN_BACKGROUND = "/responses"  # the requests that can ask for a reply after they have ended
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _ADDED = (b"date", b"server", b"x-request-id")  # added to every response of the router
 _OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # not forwarded; the router has checked the first
@@ -116,6 +118,7 @@ class Forwarder:
     def __init__(self, table: ModelTable[ModelServer], listing: Listing, *, max_body_bytes: int) -> None:
         self._table, self._listing, self._max_body_bytes = table, listing, max_body_bytes
         self._bodies = BodyRoom(MAX_BODIES * max_body_bytes)
+        self._background = Background()
 
     async def forward(self, request: Request) -> Response:
         """Return the response of the model that a request names.
@@ -195,7 +198,7 @@ class Forwarder:
                 is_forwarded = True
                 record_of(request).is_forwarded = True
                 answer = _whole(start, messages, lambda: _note_end(request))
-                return Forwarded(answer, _gone(row), partial(self._ended, lease, named))
+                return Forwarded(answer, _gone(row), partial(self._ended, lease, named, request))
             except ServerGone as error:
                 raise _gone(row) from error
             finally:
@@ -204,8 +207,11 @@ class Forwarder:
                     lease.release()
         raise AssertionError("there is a model to try")
 
-    def _ended(self, lease: Lease[ModelServer], named: _Named) -> None:
-        lease.release()
+    def _ended(self, lease: Lease[ModelServer], named: _Named, request: Request) -> None:
+        if named.background is True and request.url.path.endswith(_IN_BACKGROUND):
+            self._background.hold(lease, _headers_of(request))
+        else:
+            lease.release()
         if (seconds := named.keep_alive_s) is not None:
             self._table.keep_alive(lease.row, seconds)
 
@@ -237,6 +243,7 @@ class _Named(msgspec.Struct):
     model: object = None
     name: object = None
     keep_alive: object = None
+    background: object = None
 
     def model_of(self, request: Request) -> str | None:
         """Return the model that the query or the body names, or None."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from radixlm.runtime.router import background
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.server_options import ServerOptions
@@ -363,6 +365,29 @@ def test_each_model_stays_loaded_as_long_as_the_last_keep_alive_of_its_requests_
                 await asyncio.sleep(0.02)
 
     run(play, unload_after_s=60.0)
+
+
+def test_a_response_in_the_background_keeps_its_model_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LOOKS_S", 0.01)
+
+    async def play(found: Models) -> None:
+        engine = found.engines["small"]
+        engine.engine_stats = replace(engine.engine_stats, num_running=1)
+        asked = await found.client.post("/v1/responses", json={"model": "small", "input": "Hi", "background": True})
+        assert asked.json()["status"] == "in_progress"
+        await asyncio.sleep(0.3)
+        assert found.states[0] == "loaded"
+        engine.engine_stats = replace(engine.engine_stats, num_running=0)
+        async with asyncio.timeout(10):
+            while found.states[0] != "unloaded":
+                await asyncio.sleep(0.02)
+        await found.client.post("/v1/responses", json={"model": "small", "input": "Hi", "background": True})
+        found.of("small").kill()
+        async with asyncio.timeout(10):
+            while found.table.rows[0].num_requests:
+                await asyncio.sleep(0.02)
+
+    run(play, unload_after_s=0.05)
 
 
 def test_ollamas_keep_alive_of_nothing_unloads_the_model_after_the_answer() -> None:
