@@ -64,12 +64,13 @@ async def answer_chat(served: Served, request: Request, body: ReplyRequest, chat
 
 
 def _prepare(served: Served, request: Request, body: OllamaChatRequest) -> Prepared:
-    """Return the body, its chat task and how long the model stays loaded; no task without messages: they load it."""
+    """Return the body, its chat task and how long the model stays loaded; no task without messages: they load it.
+
+    Its fields are checked all the same.
+    """
     stays_loaded_s = body.stays_loaded_s
-    if not body.messages:
-        return body, None, stays_loaded_s
-    chat = chat_task(served, request, body, for_template(body.messages), use=body.tool_use())
-    return body, chat, stays_loaded_s
+    chat = chat_task(served, request, body, for_template(body.messages or []), use=body.tool_use())
+    return body, chat if body.messages else None, stays_loaded_s
 
 
 async def create(served: Served, request: Request, prepared: Prepared) -> Response:

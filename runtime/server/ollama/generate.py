@@ -47,6 +47,7 @@ def _prepare(served: Served, request: Request, body: OllamaGenerateRequest) -> P
     """Return the body, its task and how long the model stays loaded; no task without a prompt: it loads it."""
     stays_loaded_s = body.stays_loaded_s
     if not body.prompt:
+        chat_task(served, request, body, (), use=_NO_TOOLS)  # checks the fields
         return body, None, stays_loaded_s
     has_template = served.engine.prompts.chat_template is not None
     if body.raw or not (has_template or body.system):

@@ -18,7 +18,7 @@ from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..openai.requests import CacheText, ReturnProgress, effort_kwargs, require_stream, thinking_kwargs
 from ..openai.tools import FunctionTool, tool_use
-from ..request_fields import KVShare, MaxTokens, NumLogprobs, sampling_params, schema_keywords, with_sampling_of
+from ..request_fields import KVShare, NumLogprobs, sampling_params, schema_keywords, with_sampling_of
 from ..truncation import Truncation
 from .conversation import OllamaMessages
 from .keep_alive import keep_alive_s
@@ -30,7 +30,7 @@ _ALL_TOKENS = -1
 class OllamaOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters: Ollama's options, and those of the other APIs."""
 
-    num_predict: MaxTokens | None = None  # below 0: no limit
+    num_predict: int | None = None  # below 0: no limit
     num_ctx: Annotated[int, schema_keywords(minimum=1)] | None = None  # ignored: the server's --context-length applies
     repeat_last_n: Annotated[int, schema_keywords(minimum=-1)] | None = None  # -1: all; 0: no penalty
 

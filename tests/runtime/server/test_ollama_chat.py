@@ -209,6 +209,14 @@ def test_a_request_that_says_nothing_loads_or_unloads(
     assert reply["message" if path == "/api/chat" else "response"] in ({"role": "assistant", "content": ""}, "")
 
 
+@pytest.mark.parametrize("fields", [{"options": {"dry_base": -3.0}}, {"options": {"num_ctx": 0.5}}, {"kv_budget": 7}])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_what_is_wrong_is_refused_also_where_nothing_is_asked(
+    path: str, fields: dict[str, object], client: TestClient
+) -> None:
+    assert client.post(path, json={"model": "fake", **fields}).status_code == 400
+
+
 @pytest.mark.parametrize("value", ["soon", "5 minutes", "", "m", "5m!"])
 def test_a_duration_that_is_none_is_refused(value: str, client: TestClient) -> None:
     assert "keep_alive" in refused(client, keep_alive=value)
