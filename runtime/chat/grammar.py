@@ -26,7 +26,7 @@ _DESCRIBING: Final = frozenset(("$ref", "anyOf", "oneOf", "enum", "const"))  # t
 _OF_MEMBERS: Final = frozenset(("properties", "required", "additionalProperties", "items", "prefixItems"))
 _ANNOTATIONS: Final = (
     *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "$comment"),
-    *("$schema", "discriminator", "nullable", "x-guidance"),
+    *("$schema", "discriminator", "nullable"),
 )
 _LIMITS: Final = (
     *("type", "format", "pattern", "minLength", "maxLength", "multipleOf", "minimum", "maximum", "exclusiveMinimum"),
@@ -145,6 +145,8 @@ def closed_schema_json(schema: Mapping[str, object]) -> str:
     By the standard such objects may have any other members, and small models add some until `max_tokens` ends the
     reply. llama.cpp, Ollama and vLLM allow none. A schema is left as it is if several schemas in it describe one
     object, since a member that one names would be forbidden by another, or if it has keywords that are unknown here.
+    Arguments of tools stay open, too: a model that is used to another client's tool may begin a member that this one
+    lacks, and would be made to write a wrong one in its place.
 
     Raises:
         RecursionError, ValueError: it cannot be written as JSON.

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 from ...errors import InvalidGrammar
-from ..grammar import MAX_GRAMMAR_LENGTH, closed_schema_json
+from ..grammar import MAX_GRAMMAR_LENGTH
 
 Specials = Sequence[tuple[str, int]]
 """Special tokens: the text of each, and its id."""
@@ -275,4 +275,4 @@ def json_expression(schema: Mapping[str, Any], *, is_strict: bool, is_loose: boo
 def with_options(schema: Mapping[str, Any], *, is_strict: bool, **options: object) -> str:
     """Return the schema as JSON text, with the library's options for its enforcement."""
     options |= {"lenient": not is_strict, "coerce_one_of": not is_strict}
-    return closed_schema_json({**schema, "x-guidance": options})
+    return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"))
