@@ -143,10 +143,11 @@ def closed_schema_json(schema: Mapping[str, object]) -> str:
     """Return a schema as JSON text, with `additionalProperties: false` where it has `properties` and says nothing.
 
     By the standard such objects may have any other members, and small models add some until `max_tokens` ends the
-    reply. llama.cpp, Ollama and vLLM allow none. A schema is left as it is if several schemas in it describe one
-    object, since a member that one names would be forbidden by another, or if it has keywords that are unknown here.
-    Arguments of tools stay open, too: a model that is used to another client's tool may begin a member that this one
-    lacks, and would be made to write a wrong one in its place.
+    reply; llama.cpp allows none. A schema is left as it is if several schemas in it describe one object, since a member
+    that one names would be forbidden by another, or if it has keywords that are unknown here.
+
+    It is for replies. Arguments of tools stay open: a model that is used to another client's tool may begin a member
+    that this one lacks, and would be made to write a wrong one in its place.
 
     Raises:
         RecursionError, ValueError: it cannot be written as JSON.
