@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as T
 from .vector import LANES, Expr
 
 SIZE = "size"
+SUMS_IN_ORDER = "radixlm.sums_in_order"
 CACHE_LINE = 64  # bytes
 _ANY_SIZE = 1 << 40  # the size of a pointer's buffer, which TVM demands and nothing uses
 
@@ -47,9 +48,15 @@ class Kernel:
     ...     x, n = k.arguments(x="float32", n=SIZE)
     ...     with parallel(n) as i:
     ...         x[i] = x[i] * T.float32(2)
+
+    Args:
+        sums_in_order: LLVM must add integers in the order that is written, not in trees; see `library.py`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sums_in_order: bool = False) -> None:
+        self._attributes = {"tirx.noalias": True, "tirx.is_scheduled": True}
+        if sums_in_order:
+            self._attributes[SUMS_IN_ORDER] = True
         self._builder = IRBuilder()
         self._frame = T.prim_func(is_private=True, s_tir=True)
         self.function: Any = None
@@ -57,7 +64,7 @@ class Kernel:
     def __enter__(self) -> Kernel:
         self._builder.__enter__()
         self._frame.__enter__()
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+        T.func_attr(self._attributes)
         T.func_ret(T.int32().ty)
         return self
 

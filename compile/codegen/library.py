@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ from tvm.ir.transform import Sequential
 from tvm.script.ir_builder import tirx as T
 from tvm.tirx.build import tir_to_runtime
 
+from .builder import SUMS_IN_ORDER
 from .kernel_cache import KernelCache
 from .linker import link
 from .macho_linker import link_for_macos
 from .targets import Target
 
 _CPU = 1  # DLPack's device type
+# The machine combiner adds integers in trees. If 16 registers do not hold a tree's sums, they are moved to memory and
+# back, which took up to a fifth of a kernel's time.
+_IN_ORDER = ["-x86-machine-combiner=0"]
 _SYMBOL = "global_symbol"
 _DISABLED_PASSES = [
     # It narrows buffers to their accesses, which kernels do themselves. It took 11 of the 12 s that attention compiles.
@@ -100,17 +105,25 @@ def build_library(
     """Compile kernels and entry points to a library; those that `cache` lacks are compiled on all cores and stored.
 
     Args:
-        functions: PrimFuncs; equal ones are compiled once.
+        functions: PrimFuncs; equal ones are compiled once. Those with `SUMS_IN_ORDER` are compiled one by one, after
+            the others, because an option of LLVM is one of the process.
         report: called with the number of compiled functions, and the number that `cache` lacked.
     """
     system = (_THREAD_POOL_ON_MACOS.read_text(),) if target.is_for_macos else ()
     by_key = {_key(function, target): function for function in (_thread_pool(target), *system, *functions)}
     objects = {key: cache.get(key) for key in by_key}
-    missing = [key for key, found in objects.items() if found is None]
+    missing = sorted((key for key, found in objects.items() if found is None), key=lambda key: _in_order(by_key[key]))
+    num_together = sum(not _in_order(by_key[key]) for key in missing)
     report(0, len(missing))
+
+    def compile_missing(key: str) -> bytes:
+        return _compile(key, by_key[key], target)
+
     pool = ThreadPoolExecutor(default_num_threads())
     try:
-        compiled = pool.map(lambda key: _compile(key, by_key[key], target), missing)
+        compiled = chain(
+            pool.map(compile_missing, missing[:num_together]), map(compile_missing, missing[num_together:])
+        )
         for num_compiled, (key, content) in enumerate(zip(missing, compiled, strict=True), 1):
             cache.put(key, content)
             objects[key] = content
@@ -145,7 +158,7 @@ def _compile(key: str, function: Any, target: Target) -> bytes:
     """Compile one function, or LLVM IR, to an object file. A function without a symbol is called `kernel_{key}`."""
     if isinstance(function, str):
         return _object_file(_loaded_ir(function))
-    tvm_target = target.tvm_target()
+    tvm_target = target.tvm_target(_IN_ORDER if _in_order(function) else [])
     is_entry = _SYMBOL in function.attrs
     name = function.attrs[_SYMBOL] if is_entry else f"kernel_{key}"
     module = tvm.IRModule({name: function})
@@ -160,6 +173,11 @@ def _compile(key: str, function: Any, target: Target) -> bytes:
     if target.has_fma:
         module = _round_products()(module)
     return _object_file(tir_to_runtime(module, {}, tvm_target))
+
+
+def _in_order(function: Any) -> bool:
+    """Return whether LLVM must add a function's integers in order."""
+    return not isinstance(function, str) and SUMS_IN_ORDER in function.attrs
 
 
 def _loaded_ir(text: str) -> Any:

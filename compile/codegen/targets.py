@@ -5,7 +5,7 @@ A target says what LLVM may use and how a kernel multiplies 8-bit integers. Know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,9 +78,9 @@ class Target:
         options: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple, "mcpu": self.mcpu}
         return options | ({"mattr": list(self.mattr)} if self.mattr else {})
 
-    def tvm_target(self) -> Any:
-        """Return the same options as a TVM target."""
-        return tvm.target.Target(self.llvm_options)
+    def tvm_target(self, arguments: Sequence[str] = ()) -> Any:
+        """Return the same options as a TVM target, with arguments of LLVM's command line."""
+        return tvm.target.Target(self.llvm_options | ({"cl-opt": list(arguments)} if arguments else {}))
 
 
 _V2 = ("sse3", "ssse3", "sse4_1", "sse4_2", "popcnt")

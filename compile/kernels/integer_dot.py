@@ -23,7 +23,7 @@ from tvm.script import tirx as T
 
 from ..codegen.targets import IntegerDot
 from ..codegen.vector import LANES, Expr, splat, vector_type
-from ..weights.layout import CHUNK
+from ..weights.layout import CHUNK, CHUNKS
 
 # pairs512, pairs256: an accumulator holds two int16 per output, of products with weights of a few bits; smlal: four.
 # signs256: magnitudes of weights times activations with the weights' signs
@@ -48,6 +48,11 @@ class Dot:
     def is_short(self) -> bool:
         """True if accumulators are int16, several per output."""
         return self.short_chunks > 0
+
+    @property
+    def needs_order(self) -> bool:
+        """True if a tile's sums, added in trees, would not fit AVX2's registers; see `library.py`."""
+        return self.instruction == "signs256" or (self.instruction == "pairs256" and self.short_chunks == CHUNKS // 2)
 
     @property
     def piece_bytes(self) -> int:

@@ -43,7 +43,8 @@ def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None 
     With `experts`, the weights are those of all experts, one after another, each of `spec.num_outputs` outputs. The
     output of `find_slabs` then replaces `num_rows` as the last argument, and rows of `y` are entries.
     """
-    with Kernel() as k:
+    dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level, wide=spec.wide)
+    with Kernel(sums_in_order=dot.needs_order) as k:
         codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, rows = k.arguments(
             codes="uint8",
             **scale_dtypes(spec.kind),
@@ -56,7 +57,6 @@ def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None 
         )
         x = QuantizedRows(x_codes, x_scales, x_sums, spec.num_inputs // GROUP, spec.wide)
         stored = WeightScales(spec.kind, scales, offsets, spec.num_inputs, target.has_f16c)
-        dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level, wide=spec.wide)
         arithmetic = TileArithmetic(spec, dot, stored, x, bias, y, target.has_fma)
         matrix = _IntegerMatrix(arithmetic, target, codes, of_experts=experts is not None)
         if experts:
