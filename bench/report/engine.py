@@ -99,7 +99,10 @@ def growth(results: Json) -> Iterator[str]:
 def long_context(results: Json) -> Iterator[str]:
     """Yield parts and decode steps after long contexts, and the first tokens of returning conversations."""
     yield "## Long contexts"
-    yield "`q4b-2l` is two layers of Qwen3-4B's shape in Q4_K_M, of random codes: layers cost the same, one by one."
+    yield (
+        "Two layers of Qwen3-4B's shape in Q4_K_M (`q4b-2l`), where layers cost the same, one by one, and of "
+        "gpt-oss-20b's, of which one has a sliding window of 128 tokens. Codes are random."
+    )
     for name, run in results["runs"].items():
         computed_s, num_tokens = run["computed_s"], run["num_tokens"]
         yield (
@@ -131,6 +134,7 @@ def long_context(results: Json) -> Iterator[str]:
                 for key, title in titles.items()
             ],
         )
+        yield origin(run)
 
 
 def scaling(results: Json) -> Iterator[str]:
