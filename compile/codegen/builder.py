@@ -50,7 +50,7 @@ class Kernel:
     ...         x[i] = x[i] * T.float32(2)
 
     Args:
-        sums_in_order: LLVM must add integers in the order that is written, not in trees; see `library.py`.
+        sums_in_order: for x86, LLVM keeps the order in which integers are added; see `library.py`.
     """
 
     def __init__(self, *, sums_in_order: bool = False) -> None:

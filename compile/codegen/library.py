@@ -10,8 +10,10 @@ import hashlib
 import json
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -32,9 +34,10 @@ from .macho_linker import link_for_macos
 from .targets import Target
 
 _CPU = 1  # DLPack's device type
-# The machine combiner adds integers in trees. If 16 registers do not hold a tree's sums, they are moved to memory and
+# x86's machine combiner adds integers in trees. If 16 registers do not hold a tree's sums, they are moved to memory and
 # back, which took up to a fifth of a kernel's time.
 _IN_ORDER = ["-x86-machine-combiner=0"]
+_COMPILING = threading.Lock()  # LLVM's options hold for the whole process
 _SYMBOL = "global_symbol"
 _DISABLED_PASSES = [
     # It narrows buffers to their accesses, which kernels do themselves. It took 11 of the 12 s that attention compiles.
@@ -106,7 +109,7 @@ def build_library(
 
     Args:
         functions: PrimFuncs; equal ones are compiled once. Those with `SUMS_IN_ORDER` are compiled one by one, after
-            the others, because an option of LLVM is one of the process.
+            the others, because LLVM's options hold for the whole process; another call waits meanwhile.
         report: called with the number of compiled functions, and the number that `cache` lacked.
     """
     system = (_THREAD_POOL_ON_MACOS.read_text(),) if target.is_for_macos else ()
@@ -119,17 +122,18 @@ def build_library(
     def compile_missing(key: str) -> bytes:
         return _compile(key, by_key[key], target)
 
-    pool = ThreadPoolExecutor(default_num_threads())
-    try:
-        compiled = chain(
-            pool.map(compile_missing, missing[:num_together]), map(compile_missing, missing[num_together:])
-        )
-        for num_compiled, (key, content) in enumerate(zip(missing, compiled, strict=True), 1):
-            cache.put(key, content)
-            objects[key] = content
-            report(num_compiled, len(missing))
-    finally:  # an interrupt does not wait for compiles that have not begun
-        pool.shutdown(cancel_futures=True)
+    with _COMPILING if missing else nullcontext():
+        pool = ThreadPoolExecutor(default_num_threads())
+        try:
+            compiled = chain(
+                pool.map(compile_missing, missing[:num_together]), map(compile_missing, missing[num_together:])
+            )
+            for num_compiled, (key, content) in enumerate(zip(missing, compiled, strict=True), 1):
+                cache.put(key, content)
+                objects[key] = content
+                report(num_compiled, len(missing))
+        finally:  # an interrupt does not wait for compiles that have not begun
+            pool.shutdown(cancel_futures=True)
     if missing:
         cache.prune_hourly()
     return Library(tuple(content for content in objects.values() if content is not None), target.is_for_macos)
@@ -151,6 +155,7 @@ def _key(function: Any, target: Target) -> str:
         return hashlib.sha256(json.dumps([function, _MAKER]).encode()).hexdigest()[:32]
     names = [parameter.name for parameter in function.params] if _SYMBOL in function.attrs else []
     decides = [_structural_hash(function, False, False), names, target.llvm_options, _MAKER]
+    decides += [_IN_ORDER] if _in_order(function) else []
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
 

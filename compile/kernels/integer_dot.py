@@ -51,7 +51,7 @@ class Dot:
 
     @property
     def needs_order(self) -> bool:
-        """True if a tile's sums, added in trees, would not fit AVX2's registers; see `library.py`."""
+        """True if a tile's sums, added in trees, do not fit AVX2's registers, as was measured; see `library.py`."""
         return self.instruction == "signs256" or (self.instruction == "pairs256" and self.short_chunks == CHUNKS // 2)
 
     @property

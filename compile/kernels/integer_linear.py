@@ -30,7 +30,7 @@ SLAB_ROWS = 128  # rows that a thread multiplies with one span of weights before
 LONG_ROW = 6144  # inputs; longer rows do not stay in the L1 cache while a block's weights pass through it
 MANY_SPANS = 32  # number of spans that gives each of 16 threads two or more; fewer are divided into blocks
 LEAD = 4096  # bytes; hardware prefetch stops at a page
-AHEAD = 4  # groups, 1 to 2 KiB
+AHEAD = 4  # groups; 0.5 to 2 KiB of codes
 PANEL = 14  # groups unpacked at a time: 7 KiB; with fewer, sums are stored more often
 
 
@@ -276,11 +276,12 @@ class _IntegerMatrix:
         return fetch
 
     def _lead(self, tile: Tile, g: Expr) -> None:
-        """Prefetch weights behind each block's group `g`, as the target's CPUs read them fastest for one row.
+        """Prefetch weights after each block's group `g`, as the target's CPUs read them fastest for one row.
 
-        With AVX-512 (Zen 4) the hardware prefetches blocks at full speed, except at the beginning of each page: one
-        line of the next page is enough, and requests for all lines would displace its own. With AVX2 alone (Zen 3)
-        that line halves the speed, and requests for all lines a little ahead are fastest.
+        Zen 4 prefetches blocks at full speed by itself, except at the beginning of each page: one line of the next page
+        is enough, and requests for all lines would displace its own. That is also done for CPUs that were not measured.
+        With AVX2 and no AVX-512 (Zen 3) this line costs up to a third of the speed, and requests for all lines a little
+        ahead are fastest.
         """
         for n in range(tile.width):
             group = (tile.first_block + n) * self.groups + g

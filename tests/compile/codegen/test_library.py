@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -108,24 +109,56 @@ def linked(kernel: Any, cache: KernelCache, file: Path) -> Any:
 def test_kernels_that_need_an_option_of_the_process_are_compiled_alone(
     cache: KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running: set[str] = set()
-    alone: dict[bool, list[bool]] = {True: [], False: []}  # by whether a function needs the option
+    lock, two_at_once = threading.Lock(), threading.Barrier(2)
+    running: dict[str, bool] = {}  # whether it needs the option
+    met: set[tuple[bool, bool]] = set()  # of two that ran at once
+    num_alone = 0
 
     def compiled(key: str, function: Any, target: Target) -> bytes:
-        running.add(key)
-        time.sleep(0.02)
-        in_order = not isinstance(function, str) and SUMS_IN_ORDER in function.attrs
-        alone[in_order].append(len(running) == 1)
-        running.remove(key)
+        nonlocal num_alone
+        needs = not isinstance(function, str) and SUMS_IN_ORDER in function.attrs
+        with lock:
+            met.update((needs, other) for other in running.values())
+            running[key] = needs
+        if needs:
+            time.sleep(0.02)
+            num_alone += 1
+        elif not isinstance(function, str):
+            two_at_once.wait(timeout=60)
+        with lock:
+            del running[key]
         return b""
 
     monkeypatch.setattr(library, "_compile", compiled)
     monkeypatch.setattr(library, "default_num_threads", lambda: 4)
     kernels = [scaled(factor, sums_in_order=factor % 2 == 0) for factor in range(12)]
     build_library(kernels, HERE, cache)
-    assert alone[True] == [True] * 6
-    assert len(alone[False]) >= 6
-    assert not all(alone[False])
+    assert num_alone == 6
+    assert met == {(False, False)}
+
+
+def test_two_libraries_are_not_compiled_at_once(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def compiled(key: str, function: Any, target: Target) -> bytes:
+        if target.name == "x86-64-v3":
+            begun.set()
+            assert go_on.wait(60)
+        order.append(target.name)
+        return b""
+
+    monkeypatch.setattr(library, "_compile", compiled)
+    first = threading.Thread(target=build_library, args=([scaled(0.1)], find_target("x86-64-v3"), cache))
+    second = threading.Thread(target=build_library, args=([scaled(0.2)], find_target("x86-64-v2"), cache))
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    second.join(0.2)
+    assert order == []
+    go_on.set()
+    first.join(60)
+    second.join(60)
+    assert order.index("x86-64-v2") == order.count("x86-64-v3") == 2
 
 
 def test_sums_in_order_do_not_leave_the_registers() -> None:
@@ -205,6 +238,7 @@ def test_symbols_are_of_what_a_kernel_computes_and_of_the_target() -> None:
     assert kernel_symbol(scaled(0.5), HERE) == kernel_symbol(scaled(0.5), HERE)
     one_bit_more = float(np.nextafter(np.float32(0.5), np.float32(1)))
     assert kernel_symbol(scaled(0.5), HERE) != kernel_symbol(scaled(one_bit_more), HERE)
+    assert kernel_symbol(scaled(0.5), HERE) != kernel_symbol(scaled(0.5, sums_in_order=True), HERE)
     symbols = {kernel_symbol(scaled(0.5), target) for target in TARGETS.values()}
     assert len(symbols) == len({str(target.llvm_options) for target in TARGETS.values()})
 
