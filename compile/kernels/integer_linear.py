@@ -108,8 +108,10 @@ class _IntegerMatrix:
         )
         self.spans = Spans(self.blocks, self.tiling.blocks if has_spans else 1)
         self.requests_lines = "avx2" in target.features and "avx512f" not in target.features
+        # codes of 8 bits are levels already
+        are_levels = self.dot.instruction == "signs256" and self.kind.codes == "q8" and self.kind.zero > 0
         # scaling the halves of a group separately takes the free slots
-        self.unpacks = self.tiling.unpacks or len(arithmetic.halves) > 1
+        self.unpacks = (self.tiling.unpacks and not are_levels) or len(arithmetic.halves) > 1
 
     def times_rows(self, num_rows: Expr) -> None:
         """Multiply slab by slab of rows: a thread keeps its rows from kernel to kernel. One row has its own loop."""

@@ -47,7 +47,7 @@ TILINGS: dict[Instruction, Tiling] = {
     "madd256": Tiling(1, 2),
     "pairs512": Tiling(2, 4),
     "pairs256": Tiling(1, 2),
-    "signs256": Tiling(1, 2, unpacks=False),
+    "signs256": Tiling(1, 2),
     "portable": Tiling(1, 2),
     "usdot": Tiling(2, 2),
     "sdot": Tiling(2, 2),
