@@ -140,7 +140,7 @@ def test_the_compiler_knows_only_the_artifact_and_its_runner() -> None:
 
 
 def _is_for_compile(name: str) -> bool:
-    """Whether a module of the runtime is one that the compiler shares, or leads to one."""
+    """Return whether a module of the runtime is one that the compiler shares, or leads to one."""
     return any(f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in RUNTIME_FOR_COMPILE)
 
 
@@ -281,7 +281,7 @@ def test_every_top_folder_is_mapped_typed_and_linked_for_type_checkers() -> None
 
 
 def test_nothing_lies_beside_the_folders_that_has_no_place_there() -> None:
-    """What a tool that was tried left in the repository was committed with a change."""
+    """Files that a tool left in the repository were once committed with a change."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("this is no checkout of git")

@@ -106,7 +106,7 @@ def long_context(results: Json) -> Iterator[str]:
     for name, run in results["runs"].items():
         computed_s, num_tokens = run["computed_s"], run["num_tokens"]
         yield (
-            f"{name}: {run['token_bytes']:,} bytes of keys and values a token. Behind contexts of repeated pages, the "
+            f"{name}: {run['token_bytes']:,} bytes of KV a token. Behind contexts of repeated pages, the "
             f"module alone, medians. A prompt of {num_tokens:,} tokens in such parts takes {computed_s:.0f} s."
         )
         yield table(
