@@ -52,7 +52,7 @@ class Dot:
     @property
     def needs_order(self) -> bool:
         """True if a tile's sums, added in trees, do not fit AVX2's registers, as was measured; see `library.py`."""
-        return self.instruction == "signs256" or (self.instruction == "pairs256" and self.short_chunks == CHUNKS // 2)
+        return self.instruction == "signs256" or (self.instruction == "pairs256" and self.short_chunks >= CHUNKS // 2)
 
     @property
     def piece_bytes(self) -> int:

@@ -20,7 +20,7 @@ from ..weights.layout import CHUNK, CHUNKS, GROUP, ROW_BLOCK
 from ..weights.scales import WeightScales, scale_dtypes
 from .experts.entries import ExpertLists, ExpertRows
 from .integer_dot import dot_of
-from .integer_tile import SUPER_SPANS, TILINGS, UNPACKED_TILES, OneOutput, Tile, TileArithmetic
+from .integer_tile import SUPER_SPANS, TILINGS, OneOutput, Tile, TileArithmetic
 from .linear import ConsecutiveRows, LinearSpec, Slabs, Spans, TileRows
 from .quantized_rows import QuantizedRows
 
@@ -189,7 +189,7 @@ class _IntegerMatrix:
         with serial(T.min(T.int64(self.spans.width), self.blocks - first)) as n:
             block = bound(first + n)
             if self.unpacks:
-                with either(tiles >= UNPACKED_TILES) as (enough, others):
+                with either(tiles >= self.tiling.sharing) as (enough, others):
                     with enough:
                         self._times_unpacked(tile_of(block, many, 1), tiles, lambda t: rows_of(t * many, many))
                     with others:

@@ -29,16 +29,16 @@ class Tiling:
 
     One row waits for memory, which is fastest block by block. A long row would come from the L2 cache for each block,
     so several blocks share it. Many rows use a weight as often as there are registers for sums; the remaining rows form
-    a lower tile. With `unpacks`, three tiles or more share weights that are unpacked once. Otherwise each tile unpacks
-    them in slots that its products leave free.
+    a lower tile. With `unpacks`, `sharing` tiles or more share weights that are unpacked once. Otherwise each tile
+    unpacks them in slots that its products leave free.
     """
 
     blocks: int
     many: int
+    sharing: int = 3
     unpacks: bool = True
 
 
-UNPACKED_TILES = 3
 # 512 bits, 32 registers: 3 integer and 3 float sums; or of many rows 8 and 8, and 8 more if scales are nested.
 TILINGS: dict[Instruction, Tiling] = {
     "vnni512": Tiling(3, 8, unpacks=False),
@@ -46,8 +46,8 @@ TILINGS: dict[Instruction, Tiling] = {
     "madd512": Tiling(1, 6, unpacks=False),
     "madd256": Tiling(1, 2),
     "pairs512": Tiling(2, 4),
-    "pairs256": Tiling(1, 2),
-    "signs256": Tiling(1, 2),
+    "pairs256": Tiling(1, 2, sharing=2),
+    "signs256": Tiling(1, 2, sharing=2),
     "portable": Tiling(1, 2),
     "usdot": Tiling(2, 2),
     "sdot": Tiling(2, 2),
