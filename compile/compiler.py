@@ -43,7 +43,7 @@ from .kernels.sampling.top_k import num_maxima
 from .kv_layout import KVChoice, kv_layout, resolved
 from .kv_layout import context_length as chosen_context_length
 from .lora_layout import lora_layout
-from .module import build_module, entry_points
+from .module import DRAFT_FREQUENT, build_module, drafts, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops
 from .ops.program import Limits
@@ -395,6 +395,7 @@ class _ArtifactPlan:
                 workspace_bytes=self.ops.program.workspace_bytes,
                 top_logits_scratch=num_maxima(self.config.num_outputs),
                 weights_bytes=self.plan.num_bytes,
+                num_frequent=drafts(self.config).get(DRAFT_FREQUENT) or msgspec.UNSET,
             ),
             tokenizer=TokenizerInfo(
                 bos_token_id=source.bos_token_id,
@@ -436,10 +437,10 @@ def _build_ops(
     """Return the model's forward as kernel calls for a target, with the MTP head's drafting, if it has one."""
     ops, decoder = Ops(config, layout, limits, target, plan, lora), decoder_of(config)
     decoder.forward(ops)
-    if config.mtp is not None:
-        drafting = Ops(config, layout, limits, target, plan)
+    for entry_point, most_logits in drafts(config).items():
+        drafting = Ops(config, layout, limits, target, plan, most_logits=most_logits)
         decoder.draft(drafting)
-        ops.program.add_draft(drafting.program)
+        ops.program.add_draft(entry_point, drafting.program)
     return ops
 
 

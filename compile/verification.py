@@ -198,8 +198,9 @@ class _LogitsCheck:
         expected = evaluate(config, op, self.layers)
         near_ties = op.near_ties.copy()
         if config.mtp is not None:
-            expected = np.concatenate([expected, draft_after_last(config, op)])
-            near_ties = np.append(near_ties, op.near_ties[-1])
+            drafts = [draft_after_last(config, op)] * (2 if manifest.module.num_frequent else 1)
+            expected = np.concatenate([expected, *drafts])
+            near_ties = np.append(near_ties, [op.near_ties[-1]] * len(drafts))
         self.weights.source.release()
         with weights_of_layers(self.artifact, self.plan, self.layers) as weights:
             actual = _artifact_logits(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
@@ -246,7 +247,8 @@ def _artifact_logits(
 ) -> npt.NDArray[np.float32]:
     """Return logits of every token, in steps that end at `stops`, followed by those of an MTP head's draft.
 
-    `done` gets the finished share.
+    A head that drafts among frequent tokens follows once more, with its logits of these. `done` gets the finished
+    share.
     """
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
@@ -271,6 +273,9 @@ def _artifact_logits(
         done(len(logits) / len(stops))
     if artifact.manifest.model.mtp is not None:
         logits.append(runner.draft(batch).copy())
+        if (most := runner.num_frequent) is not None:
+            logits.append(logits[-1].copy())
+            logits[-1][:, :most] = runner.draft(batch, is_frequent=True)[:, :most]
     runner.close()
     return np.concatenate(logits)
 

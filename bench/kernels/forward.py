@@ -157,8 +157,8 @@ def _interleave(program: Program) -> Counters:
     for i, call in enumerate(calls):
         program.calls.append(call)
         program.call("profile", _read_cycles, place, i + 1)
-    if program.draft is not None:  # it uses the same workspace
-        program.draft.workspace_bytes = program.workspace_bytes
+    for draft in program.drafts.values():  # they use the same workspace
+        draft.workspace_bytes = program.workspace_bytes
     return Counters(place, [_name(call.key) for call in calls])
 
 

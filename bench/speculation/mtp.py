@@ -1,9 +1,10 @@
 """Simulate an MTP head that is right with a given probability, and make models that have one.
 
 Models have random weights in 4 bits, in Qwen3.5-0.8B's shape, which has states, and in a GLM of half a billion
-parameters, which has none. A random head is never right. So each reply is computed without drafts at first, and then
-the head's logits are replaced by the reply's next token, for as many drafts as are to be right: the head is computed
-all the same.
+parameters, which has none; both with the number of tokens of the real family. A random head is never right. So each
+reply is computed without drafts at first, and then the head's logits are replaced by the reply's next token, for as
+many drafts as are to be right: the head is computed all the same. Random replies have frequent tokens only. Real text
+has others, so a head that drafts among frequent tokens is right a little less often.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unittest.mock import patch
 
 from radixlm.compile import compile_model
 from radixlm.runtime import Completion, Engine, SamplingParams
-from radixlm.runtime.artifact import Artifact, read_manifest
+from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.model_runner import ModelRunner
 
@@ -28,13 +29,14 @@ from .ours import Figures, Pair
 
 NUM_TOKENS = 200  # of a reply
 _SURE = 50.0  # the logit of the head's replaced token; all others are 0
+_FREQUENT = 0.95  # share of the tokens of English text and code (LOG, "Drafts among frequent tokens")
 
 
 @dataclass(frozen=True)
 class QwenShape(Qwen35Shape):
     """Qwen3.5-0.8B with its head."""
 
-    name: str = "qwen3.5-0.8b-mtp"
+    name: str = "qwen3.5-0.8b-mtp-248k"
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield names and shapes of the model's tensors, and of its MTP head's.
@@ -55,8 +57,8 @@ class QwenShape(Qwen35Shape):
 class GlmShape:
     """A GLM-4.5 of dense layers, with its head."""
 
-    vocab_size: int
-    name: str = "glm-0.5b-mtp"
+    vocab_size: int = 151_552
+    name: str = "glm-0.6b-mtp-152k"
     hidden_size: int = 1024
     intermediate_size: int = 4096
     num_hidden_layers: int = 24
@@ -118,13 +120,14 @@ class ScriptedHead:
         """Replace the logits of heads within the block."""
         chance, draft = random.Random(0), ModelRunner.draft
 
-        def scripted_draft(runner: ModelRunner, batch: Batch) -> Float32Array:
-            logits, arrays = draft(runner, batch), batch.arrays
+        def scripted_draft(runner: ModelRunner, batch: Batch, *, is_frequent: bool = False) -> Float32Array:
+            logits, arrays = draft(runner, batch, is_frequent=is_frequent), batch.arrays
+            right = self.right * (_FREQUENT if is_frequent else 1.0)
             for row, place in enumerate(arrays.logit_rows):
                 following = int(arrays.positions[place]) + 1
                 if following < len(self.token_ids):
-                    is_right = chance.random() < self.right
-                    logits[row] = 0.0
+                    is_right = chance.random() < right
+                    logits[row, : runner.num_frequent if is_frequent else None] = 0.0
                     logits[row, self.token_ids[following] if is_right else 0] = _SURE
             return logits
 
@@ -135,10 +138,9 @@ class ScriptedHead:
 def measure_shapes(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterator[tuple[str, Figures]]:
     """Measure each shape of model; yield its name and its rows: see `measure_shape`.
 
-    Models are written into `folder` with random weights, and the vocabulary of the artifact `tokenizer`.
+    Models are written into `folder` with random weights, and the tokenizer of the artifact `tokenizer`.
     """
-    size = read_manifest(tokenizer).model.vocab_size
-    for shape in (GlmShape(size), QwenShape(vocab_size=size)):
+    for shape in (GlmShape(), QwenShape(vocab_size=248_320)):
         artifact = folder / f"{shape.name}.radixlm"
         if not artifact.exists():
             source = folder / shape.name

@@ -46,10 +46,12 @@ class LinearOps:
         add: bool = False,
         factor: float = 1.0,
         keeps_floats: bool = False,
+        most_outputs: int | None = None,
     ) -> None:
         """Write `factor` times the outputs of all layers side by side into `y`, or add them to it.
 
-        With `keeps_floats`, the kernel that computes codes of `x` stores the floats as well.
+        With `keeps_floats`, the kernel that computes codes of `x` stores the floats as well. With `most_outputs`, only
+        so many first outputs of one layer are computed.
         """
         column = 0
         for run in _runs_of_one_kind(layers, self._plan):
@@ -61,7 +63,7 @@ class LinearOps:
             entering = self._sorted(x, matrix) if matrix.is_sorted else x
             spec = LinearSpec(
                 matrix.kind,
-                matrix.num_outputs,
+                matrix.num_outputs if most_outputs is None else most_outputs,
                 matrix.padded_inputs,
                 y.stride,
                 column,
@@ -98,8 +100,8 @@ class LinearOps:
                 )
             column += matrix.num_outputs
 
-    def refine(self, x: Activation, head: Linear, y: RowBuffer) -> None:
-        """Recompute the largest outputs of each row of `y` from activations in 16 bits.
+    def refine(self, x: Activation, head: Linear, y: RowBuffer, most_outputs: int) -> None:
+        """Recompute the largest of the `most_outputs` first outputs of each row of `y` from activations in 16 bits.
 
         The selection depends on the row's own outputs from 8 bits. Plain weights have nothing to refine.
         """
@@ -114,7 +116,7 @@ class LinearOps:
         self._program.call(
             ("top_k", count),
             lambda: top_k(count),
-            *(y.memory, maxima, largest, ids, is_finite, y.stride, head.num_outputs),
+            *(y.memory, maxima, largest, ids, is_finite, y.stride, most_outputs),
             num_rows,
         )
         bias: Argument = 0

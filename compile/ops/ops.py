@@ -33,7 +33,11 @@ from .wanted_rows import WantedRows
 
 
 class Ops:
-    """The operations of one model: kernels are appended to `program`, and weights to `plan`."""
+    """The operations of one model: kernels are appended to `program`, and weights to `plan`.
+
+    With `most_logits`, `logits` computes those of so many first tokens only; it must be a multiple of 16, and fewer
+    than the vocabulary has.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class Ops:
         target: Target,
         plan: WeightPlan,
         lora: LoraInfo | None = None,
+        most_logits: int | None = None,
     ) -> None:
         self.limits, self.plan, self._target, self._layout = limits, plan, target, layout
+        self._most_logits = most_logits
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
         self.rounded_inputs = self._linear.rounded_inputs
@@ -250,8 +256,8 @@ class Ops:
         """
         normed = self.norm(self._wanted.picked(x), norm)
         out = self._wanted.outputs(head.num_outputs)
-        self._linear.multiply(normed, (head,), out)
-        self._linear.refine(normed, head, out)
+        self._linear.multiply(normed, (head,), out, most_outputs=self._most_logits)
+        self._linear.refine(normed, head, out, self._most_logits or head.num_outputs)
         if factor != 1.0 or soft_cap is not None:
             self.program.call(
                 ("bound_rows", out.stride, factor, soft_cap),

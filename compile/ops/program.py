@@ -64,7 +64,7 @@ class Program:
     calls: list[Call] = field(default_factory=list)
     kernels: dict[Hashable, Any] = field(default_factory=dict)
     workspace_bytes: int = 0
-    draft: Program | None = None  # the program of `draft`, for models with an MTP head
+    drafts: dict[str, Program] = field(default_factory=dict)  # the programs of an MTP head, by entry point
     _scratch: dict[Hashable, tuple[Scratch, int]] = field(default_factory=dict)  # with their sizes in bytes
 
     def call(self, key: Hashable, build: Callable[[], Any], *arguments: Argument, is_scoring: bool = False) -> None:
@@ -73,11 +73,14 @@ class Program:
             self.kernels[key] = build()
         self.calls.append(Call(key, arguments, is_scoring))
 
-    def add_draft(self, draft: Program) -> None:
-        """Add a second program for `draft`: with kernels of both, in a workspace that is large enough for each."""
-        self.draft = draft
+    def add_draft(self, entry_point: str, draft: Program) -> None:
+        """Add a program of its own for an entry point; the kernels are joined, and the larger workspace serves all."""
+        self.drafts[entry_point] = draft
         self.kernels |= draft.kernels
-        self.workspace_bytes = draft.workspace_bytes = max(self.workspace_bytes, draft.workspace_bytes)
+        programs = (self, *self.drafts.values())
+        size = max(program.workspace_bytes for program in programs)
+        for program in programs:
+            program.workspace_bytes = size
 
     def scratch(self, role: Hashable, num_bytes: int) -> Scratch:
         """Return scratch memory for a role; calls with the same role get the same bytes, layer after layer.

@@ -227,6 +227,7 @@ class ModuleInfo(Strict, frozen=True, kw_only=True):
     workspace_bytes: Bytes
     top_logits_scratch: Dimension  # float32 numbers of scratch memory that `top_logits` needs for each row
     weights_bytes: Bytes  # bytes of the data section of weights.safetensors
+    num_frequent: Dimension | msgspec.UnsetType = msgspec.UNSET  # first tokens, among which `draft_frequent` drafts
 
 
 class TensorKindInfo(Strict, frozen=True, kw_only=True):

@@ -293,15 +293,24 @@ class Runner(Forward, Protocol):
         ...
 
 
+NEVER_DRAFTED = np.float32(-1e30)  # a logit that a draft did not compute; finite, because samplers expect that
+
+
 @runtime_checkable
 class Drafting(Protocol):
     """A model with an MTP head, which drafts tokens. `forward` computes the head's rows together with the model's."""
 
-    def draft(self, batch: Batch) -> Float32Array:
+    @property
+    def num_frequent(self) -> int | None:
+        """Number of the vocabulary's first tokens, among which it can draft faster; None if it cannot."""
+        ...
+
+    def draft(self, batch: Batch, *, is_frequent: bool = False) -> Float32Array:
         """Return the head's logits `[R, vocab_size]` for the token after each of these, valid until the next call.
 
         All rows before `batch` must exist. The rows of the batch's own tokens are provisional, computed by the head
-        alone; `forward` writes them again.
+        alone; `forward` writes them again. With `is_frequent`, the logits of all but the first `num_frequent` tokens
+        are `NEVER_DRAFTED`.
         """
         ...
 

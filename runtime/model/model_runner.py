@@ -21,6 +21,7 @@ from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, WEIGHT_BLOC
 from ..artifact.window_layers import WindowLayers
 from ..errors import EngineError, InvalidParameter
 from .batch import (
+    NEVER_DRAFTED,
     Batch,
     BatchArrays,
     BatchShape,
@@ -169,7 +170,12 @@ class ModelRunner:
         """
         return self._forward("forward", batch)
 
-    def draft(self, batch: Batch) -> Float32Array:
+    @property
+    def num_frequent(self) -> int | None:
+        """Number of the vocabulary's first tokens, among which the MTP head can draft faster; None if it cannot."""
+        return self._module.num_frequent or None
+
+    def draft(self, batch: Batch, *, is_frequent: bool = False) -> Float32Array:
         """Return the logits of the MTP head, as `Drafting.draft` does. It reads and writes no states.
 
         Raises:
@@ -177,7 +183,13 @@ class ModelRunner:
         """
         if "draft" not in self._functions:
             raise EngineError("this model has no MTP head, which drafts")
-        return self._forward("draft", batch)
+        if not is_frequent:
+            return self._forward("draft", batch)
+        if self.num_frequent is None:
+            raise EngineError("this model's MTP head drafts among all tokens only")
+        logits = self._forward("draft_frequent", batch)
+        logits[:, self.num_frequent :] = NEVER_DRAFTED
+        return logits
 
     def forward_scored(self, batch: Batch, *, stride: int) -> Float32Array:
         """Run `forward`, with bit-identical results; also add softmax weights to `attention_sums`, and set `queries`.
@@ -195,7 +207,7 @@ class ModelRunner:
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
-        if self.states is not None and name == "draft":
+        if self.states is not None and name.startswith("draft"):
             self.states.leave_alone(batch.shape[1])
         elif self.states is not None:
             self.states.set_rows(batch)

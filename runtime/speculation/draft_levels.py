@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..cache import sequence as cached
-from ..model.batch import Batch, Float32Array, TopLogits, make_batch
+from ..model.batch import NEVER_DRAFTED, Batch, Float32Array, TopLogits, make_batch
 from .draft import MODEL, Draft, StepCost, best_length
 from .draft_worth import MAX_DEPTH, DraftWorth, bin_of
 
@@ -194,7 +194,7 @@ class DraftSource(ABC):
         top = self._runs.top_logits(len(parts), self._vocab_size)
         for row, (request, _) in enumerate(active):
             chosen = request.choose(logits[row : row + 1], top.one(row))
-            if chosen is not None:
+            if chosen is not None and logits[row, chosen[0]] > NEVER_DRAFTED / 2:
                 likely = bin_of(chosen[1])
                 request.chances.append(request.chance * self.worth.share_of(likely))
                 request.draft_ids.append(chosen[0])

@@ -4,6 +4,10 @@
 with its page. Drafting continues from such rows. Rows of draft tokens are written after the sequence's: on the last
 page if that is private, and on free pages. No other request reads them, and the next step overwrites them. Knows pages
 and token ids.
+
+Most of the head's time is the output matrix of a large vocabulary. Its first tokens are the most frequent ones, because
+tokenizers are made by merging frequent pairs first. So text that consists of them is drafted among them only (cf.
+FR-Spec, 2025). Another token is then never drafted, and costs one rejected draft.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from .draft import StepCost
 from .draft_levels import DraftRequest, DraftRows, DraftSource
 from .draft_worth import MAX_DEPTH
 
+_LAST = 64  # tokens of a sequence that predict what the next ones are like
+_FREQUENT_SHARE = 0.85  # at least this share of them must be frequent
+
 
 class MTPHead(DraftSource):
     """The MTP head of the model that generates the replies.
@@ -29,8 +36,9 @@ class MTPHead(DraftSource):
     """
 
     def __init__(self, model: Drafting, pool: PagePool, *, vocab_size: int, clock: Callable[[], float]) -> None:
-        super().__init__("the MTP head", _HeadRunner(model), vocab_size=vocab_size, clock=clock)
-        self._model, self._pool = model, pool
+        self._model, self._pool, self._runner = model, pool, _HeadRunner(model)
+        super().__init__("the MTP head", self._runner, vocab_size=vocab_size, clock=clock)
+        self._costs = {False: self.worth.cost, True: StepCost()}  # by `is_frequent`
 
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
@@ -47,9 +55,19 @@ class MTPHead(DraftSource):
             ]
             rows = [(request, room) for request, room in rooms if room is not None]
             if rows:
+                self._runner.is_frequent = self._are_frequent([request.sequence for request, _ in rows])
+                self.worth.cost = self._costs[self._runner.is_frequent]
                 self._draft_together(rows, cost, num_rows, num_expected)
         finally:
             self._pool.release(taken)
+
+    def _are_frequent(self, sequences: Sequence[cached.Sequence]) -> bool:
+        """Return whether each sequence's last tokens are among the first of the vocabulary, with few exceptions."""
+        most = self._model.num_frequent
+        if most is None:
+            return False
+        ends = [sequence.token_ids[-_LAST:] for sequence in sequences]
+        return all(sum(token < most for token in end) >= _FREQUENT_SHARE * len(end) for end in ends)
 
     def _reserve_rows(self, sequence: cached.Sequence, num_tokens: int, taken: list[int]) -> DraftRows | None:
         """Return rows for `num_tokens` tokens after the computed ones; the pages taken for them are added to `taken`.
@@ -76,14 +94,18 @@ class MTPHead(DraftSource):
 
 
 class _HeadRunner:
-    """Computes steps of the head instead of the model."""
+    """Computes steps of the head instead of the model.
+
+    Attributes:
+        is_frequent: drafts are among the first tokens of the vocabulary only.
+    """
 
     def __init__(self, model: Drafting) -> None:
-        self._model = model
+        self._model, self.is_frequent = model, False
 
     def forward(self, batch: Batch) -> Float32Array:
         """Return the logits of the head's draft tokens."""
-        return self._model.draft(batch)
+        return self._model.draft(batch, is_frequent=self.is_frequent)
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
         """Return the largest logits of the last `forward`."""

@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.compile import compile_model
+from radixlm.compile.compiler import Quantize
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.manifest import TOP_LOGITS, KVDType
 from radixlm.runtime.errors import EngineError, VerificationFailed
-from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.batch import NEVER_DRAFTED, Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ...goldens.families import MTP_FAMILIES
 from ...goldens.tiny_outputs import TinyOutputs
 from ..ragged import Rows
 
+NUM_FREQUENT = 128
 NUM_PAGES, NUM_SLOTS = 61, 16  # pages are a prime, so that Rows can scatter them
 # Of the standard deviation of a prompt's logits: a draft is of rounded rows twice.
 TOLERANCES: dict[KVDType, float] = {"f32": 1e-4, "f16": 4e-3, "k12v8": 6e-2}
@@ -44,14 +46,14 @@ def open_rows(artifact: Artifact) -> Iterator[Callable[[], Rows]]:
         runner.close()
 
 
-def draft(rows: Rows, positions: dict[int, int]) -> np.ndarray:
+def draft(rows: Rows, positions: dict[int, int], *, is_frequent: bool = False) -> np.ndarray:
     """Drafts behind one token of each of some sequences, at these positions; the rows before them are there."""
     for number, position in positions.items():
         rows.rows[number].num_computed = position
     *arrays, _ = rows._batch(dict.fromkeys(positions, 1)).arrays
     wanted = np.arange(len(positions), dtype=np.int32)
-    found: np.ndarray = rows.runner.draft(Batch(*arrays, wanted)).copy()  # type: ignore[attr-defined]
-    return found
+    logits: np.ndarray = rows.runner.draft(Batch(*arrays, wanted), is_frequent=is_frequent)  # type: ignore[attr-defined]
+    return logits.copy()
 
 
 def computed(rows: Rows, ids: list[int], chunks: list[int]) -> int:
@@ -103,6 +105,30 @@ def test_what_a_draft_leaves_is_written_over(name: str, kv_dtype: KVDType, open_
     assert np.array_equal(draft(never, {0: 40}), draft(often, {0: 40}))
 
 
+@pytest.mark.parametrize("quantize", ["f32", "q8"])
+def test_frequent_tokens_are_drafted_with_the_same_logits(
+    quantize: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.compile.module._NUM_FREQUENT", NUM_FREQUENT)
+    source = MTP_FAMILIES["qwen3_5-mtp"].write(tmp_path / "source")
+    path = compile_model(source, tmp_path / "out.radixlm", quantize=quantize, kv_dtype="f16", context_length=512).path
+    runner = ModelRunner(Artifact.open(path), num_pages=NUM_PAGES, num_state_slots=NUM_SLOTS)
+    assert runner.num_frequent == NUM_FREQUENT
+    rows = Rows(runner, NUM_PAGES)
+    prompts = TinyOutputs.load("qwen3_5-mtp").prompts
+    positions = {computed(rows, prompt.ids, [len(prompt.ids)]): len(prompt.ids) - 1 for prompt in prompts}
+    whole, frequent = draft(rows, positions), draft(rows, positions, is_frequent=True)
+    assert (frequent[:, NUM_FREQUENT:] == NEVER_DRAFTED).all()
+    if quantize == "f32":
+        assert np.array_equal(frequent[:, :NUM_FREQUENT], whole[:, :NUM_FREQUENT])
+    for row, all_logits in zip(frequent, whole, strict=True):
+        refined = np.argsort(-all_logits)[: TOP_LOGITS // 2]  # rounded inputs may change the order a little
+        likely = refined[refined < NUM_FREQUENT]
+        assert likely.size and np.array_equal(row[likely], all_logits[likely])
+    assert np.array_equal(draft(rows, positions), whole), "a draft among all tokens is as before"
+    runner.close()
+
+
 def test_a_head_that_drafts_otherwise_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = ModelRunner.draft
     monkeypatch.setattr(ModelRunner, "draft", lambda runner, batch: draft(runner, batch)[:, ::-1])
@@ -114,7 +140,7 @@ def test_a_head_that_drafts_otherwise_is_not_published(tmp_path: Path, monkeypat
 
 def test_a_model_without_a_head_drafts_nothing(artifact_of: Callable[..., Artifact]) -> None:
     artifact = artifact_of("qwen3_5", "f16")
-    assert "draft" not in artifact.manifest.module.entry_points
+    assert not {"draft", "draft_frequent"}.intersection(artifact.manifest.module.entry_points)
     runner = ModelRunner(artifact, num_pages=4, num_state_slots=2)
     with pytest.raises(EngineError, match="has no MTP head"):
         runner.draft(Batch.of_zeros(0, 1, [0], state_out=1))

@@ -78,7 +78,7 @@ def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) ->
     optional |= {"quantization.token_bytes", "quantization.source_token_bytes", "quantization.token_weights"}
     optional |= {"model.residual_factor", "model.logits_factor", "model.logits_soft_cap", "model.output_bias", "digest"}
     optional |= {"model.layer_inputs", "model.mtp", "model.output", "model.dense", "model.encoder_input", "embedding"}
-    optional |= {"reranking", "pairs", "lora", "model.score"}
+    optional |= {"reranking", "pairs", "lora", "model.score", "module.num_frequent"}
     for path in _struct_fields(fields):
         if path in optional or path.split(".")[0] == "sampling":
             continue

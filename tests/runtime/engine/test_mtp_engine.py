@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.engine_options import EngineOptions
@@ -21,6 +23,9 @@ from radixlm.runtime.speculation.draft import MODEL, Draft
 from radixlm.runtime.speculation.draft_levels import DraftRequest, DraftSource
 from radixlm.runtime.speculation.draft_worth import DraftWorth
 
+from ...goldens.families import MTP_FAMILIES
+
+NUM_FREQUENT = 128
 REPLY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=3, ignore_eos=True)
 CASES = [
     pytest.param(("qwen3_5-mtp", "f32", "f16"), id="qwen3_5"),  # keeps states
@@ -33,6 +38,16 @@ CASES = [
 @pytest.fixture(scope="module", params=CASES)
 def artifact(request: pytest.FixtureRequest, family_artifact: Callable[..., Path]) -> Path:
     return family_artifact(*request.param)
+
+
+@pytest.fixture(scope="module")
+def frequent_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head drafts among some of its tokens."""
+    folder = tmp_path_factory.mktemp("frequent")
+    source = MTP_FAMILIES["qwen3_5-mtp"].write(folder / "source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("radixlm.compile.module._NUM_FREQUENT", NUM_FREQUENT)
+        return compile_model(source, folder / "out.radixlm", quantize="q8", kv_dtype="f16", context_length=512).path
 
 
 @pytest.fixture
@@ -55,6 +70,7 @@ class Oracle:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, right: float) -> None:
         self.truth: list[Sequence[int]] = []
         self.drafted: list[tuple[int, np.ndarray]] = []  # by the position of a token, the head's own logits
+        self.num_frequent = 0  # drafts among frequent tokens
         self.num_again = 0  # steps that check drafts, and compute tokens of wrong ones again
         chance, draft, forward = random.Random(1), ModelRunner.draft, ModelRunner.forward
 
@@ -63,8 +79,9 @@ class Oracle:
             self.num_again += num_tokens > num_logits > num_sequences
             return forward(runner, batch)
 
-        def told(runner: ModelRunner, batch: Batch) -> Float32Array:
-            logits, arrays = draft(runner, batch), batch.arrays
+        def told(runner: ModelRunner, batch: Batch, *, is_frequent: bool = False) -> Float32Array:
+            logits, arrays = draft(runner, batch, is_frequent=is_frequent), batch.arrays
+            self.num_frequent += is_frequent
             for row, place in enumerate(arrays.logit_rows):
                 position = int(arrays.positions[place])
                 self.drafted.append((position, logits[row].copy()))
@@ -126,6 +143,28 @@ def test_replies_are_those_without(
     assert num_drafted > 10 and num_cached > 50
     assert bool(oracle.num_again) == bool(Artifact.open(artifact).manifest.model.state_bytes and right < 1.0)
     assert num_accepted > 0.6 * num_drafted if right == 1.0 else num_accepted < num_drafted
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"repetition_penalty": 1.5}, {"top_n_sigma": 1.0}, {"top_p": 0.9, "frequency_penalty": 1.0}],
+    ids=str,
+)
+def test_replies_drafted_among_frequent_tokens_are_those_without(
+    changes: dict[str, Any], frequent_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the sampler does with logits that were not computed."""
+    oracle = Oracle(monkeypatch, 0.0)
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True, **changes)
+    options: dict[str, Any] = {"kv_cache_bytes": 2 << 20, "max_num_seqs": 4, "idle_work": False}
+    with (
+        Engine(frequent_artifact, speculate="off", **options) as plain,
+        Engine(frequent_artifact, speculate="mtp", **options) as drafting,
+    ):
+        prompt = random.Random(4).choices(range(NUM_FREQUENT), k=70)
+        wanted, found = plain.generate(prompt, params), drafting.generate(prompt, params)
+    assert same(found, wanted)
+    assert found.usage.drafted_tokens and oracle.num_frequent
 
 
 def always_load(start: int, stop: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:

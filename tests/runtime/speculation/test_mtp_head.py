@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
-from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits
+from radixlm.runtime.model.batch import NEVER_DRAFTED, Batch, Float32Array, PageCopy, TopLogits
+from radixlm.runtime.speculation.draft_levels import DraftRequest
 from radixlm.runtime.speculation.mtp_head import MTPHead
 
 from ..fake_model import CONTEXT_LENGTH, POLICY, VOCAB_SIZE, Bench, FakeModel, alone, digest, logits_of, top_of
@@ -36,9 +38,12 @@ class FakeHead:
         self.logits = np.zeros((0, VOCAB_SIZE), np.float32)
         self.fails = False
         self.num_steps = 0
+        self.num_frequent: int | None = None
+        self.num_frequent_steps = 0
 
-    def draft(self, batch: Batch) -> Float32Array:
+    def draft(self, batch: Batch, *, is_frequent: bool = False) -> Float32Array:
         assert not self.fails, "broken"
+        self.num_frequent_steps += is_frequent
         self.num_steps += 1
         arrays, kv = batch.arrays, self.model.kv.reshape(-1)
         found = []
@@ -55,6 +60,8 @@ class FakeHead:
             if self.chance.random() >= self.right:
                 self.chance.shuffle(row)
         self.logits = np.array(found)[arrays.logit_rows]
+        if is_frequent:
+            self.logits[:, self.num_frequent :] = NEVER_DRAFTED
         return self.logits
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
@@ -156,34 +163,99 @@ def test_without_free_pages_nothing_is_evicted_for_a_guess() -> None:
     assert served.tokens("a") == alone(ids, replace(GREEDY, max_tokens=60))
 
 
+def test_text_of_frequent_tokens_is_drafted_among_these_only() -> None:
+    num_frequent = 30
+    for prompt, is_frequent in (([1, 2, 3] * 16, True), ([1, 33, 34] * 16, False)):
+        served = Headed(40, 1.0)
+        served.head.num_frequent = num_frequent
+        served.add("a", prompt, replace(GREEDY, max_tokens=12))
+        served.run()
+        assert served.tokens("a") == alone(prompt, replace(GREEDY, max_tokens=12))
+        assert served.head.num_steps > 3
+        assert served.head.num_frequent_steps == (served.head.num_steps if is_frequent else 0)
+
+
+def test_requests_with_rare_tokens_are_drafted_among_all() -> None:
+    """One such request is enough, as a draft is of all requests at once."""
+    served = Headed(40, 1.0)
+    served.head.num_frequent = 30
+    served.add("a", [1, 2, 3] * 20, GREEDY)
+    served.add("b", [1, 33, 34] * 20, GREEDY)
+    for _ in range(8):
+        served.step()
+    assert served.head.num_steps and not served.head.num_frequent_steps
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"repetition_penalty": 1.3}, {"top_n_sigma": 2.0}, {"min_p": 0.05}, {"logit_bias": {39: 4.0, 37: -9.0}}],
+    ids=str,
+)
+def test_a_rare_token_is_never_drafted_where_the_others_are(changes: dict[str, Any]) -> None:
+    served = Headed(40, 1.0)
+    served.head.num_frequent = 36
+    prompt, params = [1, 2, 3] * 20, replace(SAMPLED, max_tokens=60, **changes)
+    served.add("a", prompt, params)
+    served.run()
+    assert served.tokens("a") == alone(prompt, params)
+    counters, rare = served.core.counters, sum(token >= 36 for token in served.tokens("a"))
+    assert rare and served.head.num_frequent_steps
+    assert 0 < counters.num_drafted_tokens - counters.num_accepted_tokens <= rare * 16
+
+
+@pytest.mark.parametrize("num_frequent", [None, 36])
+def test_a_rare_token_that_a_grammar_demands_is_not_drafted(
+    num_frequent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logit was not computed, and that of other rare tokens is the same."""
+    draft_tokens = MTPHead._draft_tokens
+
+    def demanding(head: MTPHead, requests: Sequence[DraftRequest], *rest: Any) -> None:
+        for request in requests:
+            request.choose = lambda logits, top: (39, 0.9)
+        draft_tokens(head, requests, *rest)
+
+    monkeypatch.setattr(MTPHead, "_draft_tokens", demanding)
+    served = Headed(40, 1.0)
+    served.head.num_frequent = num_frequent
+    served.add("a", [1, 2, 3] * 20, GREEDY)
+    served.run()
+    assert served.tokens("a") == alone([1, 2, 3] * 20, GREEDY)
+    assert served.head.num_steps and bool(served.core.counters.num_drafted_tokens) == (num_frequent is None)
+
+
 TRACES = given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.6, 0.95, 1.0]),
     num_pages=st.sampled_from([8, 12, 40]),
     looks_up=st.booleans(),
+    num_frequent=st.sampled_from([None, 34]),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @TRACES
-def test_random_requests_are_served_as_alone(seed: int, right: float, num_pages: int, looks_up: bool) -> None:
-    serve_random_requests(seed, right, num_pages, looks_up)
+def test_random_requests_are_served_as_alone(
+    seed: int, right: float, num_pages: int, looks_up: bool, num_frequent: int | None
+) -> None:
+    serve_random_requests(seed, right, num_pages, looks_up, num_frequent)
 
 
 @pytest.mark.long
 @settings(max_examples=num_traces(500), deadline=None, database=None)
 @TRACES
 def test_thousands_of_random_traces_are_served_as_alone(
-    seed: int, right: float, num_pages: int, looks_up: bool
+    seed: int, right: float, num_pages: int, looks_up: bool, num_frequent: int | None
 ) -> None:
-    serve_random_requests(seed + 2**33, right, num_pages, looks_up)
+    serve_random_requests(seed + 2**33, right, num_pages, looks_up, num_frequent)
 
 
-def serve_random_requests(seed: int, right: float, num_pages: int, looks_up: bool) -> None:
+def serve_random_requests(seed: int, right: float, num_pages: int, looks_up: bool, num_frequent: int | None) -> None:
     """Requests that share prefixes, give pages back, are aborted and come again with the replies that they got."""
     chance = random.Random(seed)
     lines = io.StringIO()
     served = Headed(num_pages, right, looks_up=looks_up, kv_log=KVLog(lines))
+    served.head.num_frequent = num_frequent
     prompts = [[chance.randrange(37) for _ in range(chance.randrange(1, 60))]]
     expected: dict[str, tuple[int, ...]] = {}
     for number in range(10):
