@@ -40,7 +40,7 @@ ENTRY_POINTS = (
 SCORED = "forward_scored"  # only for models that support approximate KV loading
 DRAFT = "draft"  # only for models with an MTP head: has `forward`'s arguments, and computes the head alone
 DRAFT_FREQUENT = "draft_frequent"  # `draft` among the first tokens of a large vocabulary, which are the most frequent
-_NUM_FREQUENT = 32768  # 94 to 96 % of the tokens of English text and code (bench/LOG.md)
+_NUM_FREQUENT = 32768  # 93 to 96 % of the tokens of English text and code (bench/LOG.md)
 
 
 def build_module(
