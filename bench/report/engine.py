@@ -213,9 +213,9 @@ def request_cost(results: Json) -> Iterator[str]:
 
 def speculation(results: Json) -> Iterator[str]:
     """Yield tokens per second with drafts divided by those without, task by task."""
-    yield "## What guessing brings"
+    yield "## Speculative decoding"
     yield (
-        "Tokens a second of replies after the first token, with guesses (`--speculate auto`) and without, one "
+        "Tokens a second of replies after the first token, with drafts (`--speculate auto`) and without, one "
         "after the other in each round; the ratio is of one round. Ours had the same tokens both ways."
     )
     for run in results["runs"].values():
@@ -234,7 +234,7 @@ def speculation(results: Json) -> Iterator[str]:
             for name, rounds in run["tasks"].items()
         ]
         columns: dict[str, Cell] = {"": "{task}", "tokens": "{num_tokens}", "without": "{plain}", "with": "{guesses}"}
-        columns |= {"times": "**{times}**", "guesses": "{drafted}", "of them right": "{accepted}"}
+        columns |= {"times": "**{times}**", "draft tokens": "{drafted}", "accepted": "{accepted}"}
         yield table(columns | {"same text": "{same}"}, rows)
         for name, rounds in run["tasks"].items():
             if len(rounds) >= 5:

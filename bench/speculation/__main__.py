@@ -52,7 +52,7 @@ def main() -> None:
         print("draft is left out: it needs --target and --draft")
     elif "draft" in asked:
         with ours.pair(options.target, options.draft) as engines:
-            title = f"guesses of {read_manifest(options.draft).name}"
+            title = f"drafts of {read_manifest(options.draft).name}"
             _publish(read_manifest(options.target).name, title, ours.by_task(engines, OPEN, options.rounds))
     if "mtp" in asked:
         for shape, figures in mtp.measure_shapes(options.artifact, options.right, options.rounds, Path(".cache/mtp")):

@@ -1,6 +1,6 @@
 """Simulate an MTP head that is right with a given probability, and make models that have one.
 
-Models have random weights in 4 bits, in Qwen3.5-0.8B's shape, which has states, and in a GLM of half a billion
+Models have random weights in 4 bits, in Qwen3.5-0.8B's shape, which has states, and in a GLM of 0.6 billion
 parameters, which has none; both with the number of tokens of the real family. A random head is never right. So each
 reply is computed without drafts at first, and then the head's logits are replaced by the reply's next token, for as
 many drafts as are to be right: the head is computed all the same. Random replies have frequent tokens only. Real text

@@ -138,6 +138,23 @@ def test_a_head_that_drafts_otherwise_is_not_published(tmp_path: Path, monkeypat
     assert not (tmp_path / "out.radixlm").exists()
 
 
+def test_a_head_that_drafts_otherwise_among_frequent_tokens_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = ModelRunner.draft
+
+    def wrong(runner: ModelRunner, batch: Batch, *, is_frequent: bool = False) -> np.ndarray:
+        logits = draft(runner, batch, is_frequent=is_frequent)
+        return logits[:, ::-1] if is_frequent else logits
+
+    monkeypatch.setattr("radixlm.compile.module._NUM_FREQUENT", NUM_FREQUENT)
+    monkeypatch.setattr(ModelRunner, "draft", wrong)
+    source = MTP_FAMILIES["qwen3_5-mtp"].write(tmp_path / "source")
+    with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
+        compile_model(source, tmp_path / "out.radixlm", quantize="f32", kv_dtype="f16", context_length=512)
+    assert not (tmp_path / "out.radixlm").exists()
+
+
 def test_a_model_without_a_head_drafts_nothing(artifact_of: Callable[..., Artifact]) -> None:
     artifact = artifact_of("qwen3_5", "f16")
     assert not {"draft", "draft_frequent"}.intersection(artifact.manifest.module.entry_points)
