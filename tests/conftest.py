@@ -78,6 +78,20 @@ def heed_interrupts() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def roomy_disk() -> None:
+    """Let the small stores of tests find free space on any disk: a store keeps up to 1 GiB of its disk free."""
+    from radixlm.runtime.store.files import OSFiles
+
+    measured = OSFiles.disk_bytes
+
+    def at_least(files: OSFiles, directory: Path) -> tuple[int, int]:
+        num_bytes, num_free = measured(files, directory)
+        return max(num_bytes, 1 << 34), max(num_free, 1 << 33)
+
+    OSFiles.disk_bytes = at_least  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session", autouse=True)
 def unpaid_guesses() -> None:
     """With RADIXLM_UNPAID_GUESSES every step checks guesses, most of them wrong, so that each test of what is generated
     is one of guesses, too. Tests that count steps and rows fail then.
