@@ -75,6 +75,20 @@ def test_help_has_the_words_of_the_field(name: str, text: str) -> None:
     assert private_words(text) == [], name
 
 
+def test_messages_have_the_words_of_the_field() -> None:
+    """Strings of the product with a space are errors, warnings and help."""
+    private = []
+    for folder in ("cli", "compile", "runtime"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                    found = private_words(node.value) if " " in node.value else []
+                    private += [f"{path.relative_to(ROOT)}:{node.lineno}: {each}" for each in found]
+    assert private == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sentences_are_short(page: Path) -> None:
     assert [each for each in sentences(page) if len(each.split()) > MAX_SENTENCE_WORDS] == []

@@ -84,7 +84,7 @@ def replay_states(results: Json) -> Iterator[str]:
     for row in results["rows"]:
         rows.setdefault(row["talk"], {})[row["states"].replace(".", "")] = row
     keys = {name: name.replace(".", "") for name in sizes}
-    columns: dict[str, Cell] = {"talk": "{name}"}
+    columns: dict[str, Cell] = {"conversation": "{name}"}
     columns |= {name: f"{{{key}[ratio]:.4f}}" for name, key in keys.items()}
     columns |= {f"{name}: computed": f"{{{key}[num_computed]:,}}" for name, key in keys.items()}
     if any(row.get("peer_ratio") for row in results["rows"]):
@@ -107,7 +107,7 @@ def agents(results: Json) -> Iterator[str]:
         f"Loops of {results['num_turns']} turns over HTTP; the model is told what to say. Prompt tokens computed while "
         "a request waits, in every turn but the first, over the least possible: those behind the first byte in which a "
         "prompt differs from the longest earlier text, and the last token of each reply. Calls are equal however a "
-        "client writes them; white space that it trims, and thoughts that it or the template drops, count as known. "
+        "client writes them; white space that it trims, and reasoning that it or the template drops, count as known. "
         "Where there are subagents, each has a loop of its own, and they take turns. "
         "Idle tokens are computed between the turns. "
         f"The bar is {results['bar']} for each: {met(results['is_met'])}. llama.cpp's server gets the same requests, "
@@ -155,16 +155,16 @@ def suffix(results: Json) -> Iterator[str]:
     yield "## What Llama-2's appended token costs"
     num_turns, num_layers = len(results["rows"][0]["turns"]), results["num_layers"]
     yield (
-        f"One talk of {num_turns} turns over raw completions that end in a space, with Llama-2's tokenizer and the "
-        f"shapes of Llama-2-7B, of which {num_layers} layers compute. Matched by ids with 29871 fed, as engines do "
-        "that key their cache by ids (mlc-llm #2897); by ids without it; and by text, as is the default. Replies begin "
-        "with '▁The', or with 'The', before which the token of the space is said where the prompt lost it. Seconds "
-        "are medians of the rounds, from a prompt to its first token, of all turns and of the last; pages are those "
-        "that the cache holds after the talk, and MB those of all layers."
+        f"One conversation of {num_turns} turns over raw completions that end in a space, with Llama-2's tokenizer "
+        f"and the shapes of Llama-2-7B, of which {num_layers} layers compute. Matched by ids with 29871 fed, as "
+        "engines do that key their cache by ids (mlc-llm #2897); by ids without it; and by text, as is the default. "
+        "Replies begin with '▁The', or with 'The', before which the token of the space is said where the prompt lost "
+        "it. Seconds are medians of the rounds, from a prompt to its first token, of all turns and of the last; pages "
+        "are those that the cache holds after it, and MB those of all layers."
     )
-    talks: dict[str, list[list[Json]]] = {}
+    conversations: dict[str, list[list[Json]]] = {}
     for row in results["rows"]:
-        talks.setdefault(f"{row['replies']}: {row['way']}", []).append(row["turns"])
+        conversations.setdefault(f"{row['replies']}: {row['way']}", []).append(row["turns"])
     rows = [
         {
             "name": name,
@@ -175,7 +175,7 @@ def suffix(results: Json) -> Iterator[str]:
             "num_pages": rounds[0][-1]["num_pages"],
             "num_bytes": rounds[0][-1]["num_pages"] * results["page_bytes"],
         }
-        for name, rounds in talks.items()
+        for name, rounds in conversations.items()
     ]
     yield table(
         {

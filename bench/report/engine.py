@@ -224,8 +224,8 @@ def speculation(results: Json) -> Iterator[str]:
             {
                 "task": name,
                 "plain": spread(each["plain_per_s"] for each in rounds),
-                "guesses": spread(each["guesses_per_s"] for each in rounds),
-                "times": spread(each["guesses_per_s"] / each["plain_per_s"] for each in rounds),
+                "drafting": spread(each["drafting_per_s"] for each in rounds),
+                "times": spread(each["drafting_per_s"] / each["plain_per_s"] for each in rounds),
                 "num_tokens": auto(Spread.of(each["num_tokens"] for each in rounds).median),
                 "drafted": sum(each["drafted"] for each in rounds),
                 "accepted": sum(each["accepted"] for each in rounds),
@@ -233,12 +233,12 @@ def speculation(results: Json) -> Iterator[str]:
             }
             for name, rounds in run["tasks"].items()
         ]
-        columns: dict[str, Cell] = {"": "{task}", "tokens": "{num_tokens}", "without": "{plain}", "with": "{guesses}"}
+        columns: dict[str, Cell] = {"": "{task}", "tokens": "{num_tokens}", "without": "{plain}", "with": "{drafting}"}
         columns |= {"times": "**{times}**", "draft tokens": "{drafted}", "accepted": "{accepted}"}
         yield table(columns | {"same text": "{same}"}, rows)
         for name, rounds in run["tasks"].items():
             if len(rounds) >= 5:
-                ratios = [each["guesses_per_s"] / each["plain_per_s"] for each in rounds]
+                ratios = [each["drafting_per_s"] / each["plain_per_s"] for each in rounds]
                 bound = lower_bound(ratios)
                 yield f"{name}: {len(rounds)} pairs, and the lower 95 % bound of their mean ratio is {bound:.2f}."
         yield origin(run)

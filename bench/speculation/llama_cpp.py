@@ -28,7 +28,7 @@ def measure(program: Path, gguf: Path) -> Figures:
             figures[f"{kind}: {name}"] = [
                 {
                     "plain_per_s": before["predicted_per_second"],
-                    "guesses_per_s": timings["predicted_per_second"],
+                    "drafting_per_s": timings["predicted_per_second"],
                     "num_tokens": timings["predicted_n"],
                     "drafted": timings.get("draft_n", 0),
                     "accepted": timings.get("draft_n_accepted", 0),

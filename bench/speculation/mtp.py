@@ -172,5 +172,5 @@ def measure_shape(path: Path, right: float, rounds: int) -> Figures:
                 head.token_ids = [*prompt, *found.token_ids]
                 return [found]
 
-            rows.append(Pair(plain, drafting).measure(reply, guesses_first=False))
+            rows.append(Pair(plain, drafting).measure(reply, is_drafting_first=False))
     return {f"a head that is right {right:.0%} of the time, simulated": rows[1:]}

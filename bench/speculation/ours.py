@@ -26,17 +26,17 @@ class Pair:
     """An engine without drafts, and one with drafts."""
 
     plain: Engine
-    guesses: Engine
+    drafting: Engine
 
-    def measure(self, reply: Callable[[Engine], list[Completion]], *, guesses_first: bool) -> dict[str, object]:
+    def measure(self, reply: Callable[[Engine], list[Completion]], *, is_drafting_first: bool) -> dict[str, object]:
         """Return one row: speeds and draft tokens of the same replies with and without speculative decoding."""
-        engines = (self.guesses, self.plain) if guesses_first else (self.plain, self.guesses)
-        replies = {engine is self.guesses: reply(engine) for engine in engines}
+        engines = (self.drafting, self.plain) if is_drafting_first else (self.plain, self.drafting)
+        replies = {engine is self.drafting: reply(engine) for engine in engines}
         before, after = replies[False], replies[True]
-        assert [each.token_ids for each in after] == [each.token_ids for each in before], "guesses changed a reply"
+        assert [each.token_ids for each in after] == [each.token_ids for each in before], "draft tokens changed a reply"
         return {
             "plain_per_s": speed_of(before),
-            "guesses_per_s": speed_of(after),
+            "drafting_per_s": speed_of(after),
             "num_tokens": sum(len(each.token_ids) for each in after),
             "drafted": sum(each.usage.drafted_tokens for each in after),
             "accepted": sum(each.usage.accepted_tokens for each in after),
@@ -49,9 +49,9 @@ def pair(artifact: Path, draft: Path | None = None) -> Iterator[Pair]:
     opened = Artifact.open(artifact)
     with (
         Engine(opened, speculate="off", idle_work=False) as plain,
-        Engine(opened, draft=draft, idle_work=False) as guesses,
+        Engine(opened, draft=draft, idle_work=False) as drafting,
     ):
-        yield Pair(plain, guesses)
+        yield Pair(plain, drafting)
 
 
 def speed_of(replies: Sequence[Completion]) -> float:
@@ -69,7 +69,7 @@ def by_task(engines: Pair, tasks: Sequence[Task], rounds: int) -> Figures:
     figures: Figures = defaultdict(list)
     for number in range(-1, rounds):
         for task in tasks:
-            row = engines.measure(lambda engine: [ask(engine, task, number)], guesses_first=number % 2 == 0)  # noqa: B023
+            row = engines.measure(lambda engine: [ask(engine, task, number)], is_drafting_first=number % 2 == 0)  # noqa: B023
             if number >= 0:
                 figures[task.name].append(row)
     return figures
@@ -80,7 +80,7 @@ def open_text(engines: Pair, num_pairs: int) -> Figures:
     rows: list[dict[str, object]] = []
     for number in range(-2, num_pairs):
         task = OPEN[number % 2]
-        row = engines.measure(lambda engine: [ask(engine, task, 100 + number)], guesses_first=number % 4 < 2)  # noqa: B023
+        row = engines.measure(lambda engine: [ask(engine, task, 100 + number)], is_drafting_first=number % 4 < 2)  # noqa: B023
         if number >= 0:
             rows.append(row)
     return {"open text": rows}
@@ -98,5 +98,5 @@ def streams(engines: Pair, rounds: int) -> Figures:
             params = SamplingParams(max_tokens=STREAM_TOKENS, temperature=0.0)
             return engine.chat(conversations, params, namespace=namespace)
 
-        rows.append(engines.measure(reply, guesses_first=number % 2 == 0))
+        rows.append(engines.measure(reply, is_drafting_first=number % 2 == 0))
     return {f"eight files of {NUM_LINES} lines at once": rows}

@@ -161,7 +161,7 @@ class PagePool:
         owners = Counter(page for page_ids in users for page in page_ids)
         in_tree = Counter(tree_page_ids)
         free = Counter(self._free)
-        assert max([-1, *owners, *in_tree, *free]) < len(self._num_users) <= self.num_pages, "a page that nobody took"
+        assert max([-1, *owners, *in_tree, *free]) < len(self._num_users) <= self.num_pages, "a page was never taken"
         for page in range(len(self._num_users)):
             assert self._num_users[page] == owners[page], (
                 f"page {page} counts {self._num_users[page]} sequences, {owners[page]} live ones own it"

@@ -184,8 +184,8 @@ class AnswerConstraint:
         answer = (said.answer + self._splitter.finish().answer).strip()
         if answer:  # from tokens with a part of a character, which `spilling` cannot include
             raise ConstraintFailed(
-                f"a token ends the thought and begins the answer with {answer!r:.40}, which its grammar cannot be held "
-                "to; ask again, or switch thoughts off"
+                f"a token ends the reasoning and begins the answer with {answer!r:.40}, to which its grammar cannot "
+                "be applied; ask again, or turn reasoning off"
             )
 
 

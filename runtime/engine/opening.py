@@ -236,9 +236,9 @@ def _open_draft(
     """
     draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(find_artifact(options.draft or ""))
     if not draft.manifest.writes_text:
-        raise InvalidParameter(f"the draft {draft.manifest.name} writes no text; a model drafts that writes some")
+        raise InvalidParameter(f"the draft {draft.manifest.name} writes no text; choose a draft that generates text")
     if draft.manifest.model.state_bytes:
-        raise InvalidParameter(f"the draft {draft.manifest.name} keeps states; a model guesses that keeps none")
+        raise InvalidParameter(f"the draft {draft.manifest.name} keeps recurrent states; choose a draft without them")
     own = open_tokenizer(draft, None, options.clock)
     names, num_known = (manifest.name, draft.manifest.name), draft.manifest.model.vocab_size
     require_same_tokens(names[0], prompts.tokenizer, names[1], own, num_tokens=prompts.vocab_size, num_known=num_known)

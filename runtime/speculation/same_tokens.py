@@ -37,7 +37,7 @@ def require_same_tokens(
     if expected != found:
         raise InvalidParameter(
             f"the draft {draft_name} has other tokens (digest {found[:12]}) than {name} ({expected[:12]}), so that its "
-            f"guesses mean nothing there; choose a draft with the same tokenizer",
+            f"draft tokens mean nothing there; choose a draft with the same tokenizer",
             param="draft",
         )
     if num_known < num_tokens:
