@@ -29,7 +29,10 @@ OTHER_VARIABLES = frozenset(
     )
 )
 """Known variables that belong to no option."""
-_OF_A_SERVICE = re.compile(VARIABLE_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+)")  # Kubernetes sets them
+# Kubernetes sets these for a service that is called radixlm; the first, which is also an option's, to a URL
+_PORT = VARIABLE_PREFIX + "PORT"
+_OF_A_SERVICE = re.compile(VARIABLE_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 class EnvironmentCommand(FieldCommand):
@@ -39,8 +42,10 @@ class EnvironmentCommand(FieldCommand):
         """Return the parameters, with an environment variable for each option."""
         params = super().get_params(ctx)
         for param in params:
-            if isinstance(param, click.Option) and param.envvar is None and not param.is_eager:
-                param.envvar = variable_of(flag_of(param))
+            if isinstance(param, click.Option) and not param.is_eager:
+                variable = variable_of(flag_of(param))
+                if param.envvar in (None, variable):
+                    param.envvar = None if _is_of_a_service(variable) else variable
         return params
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -62,7 +67,7 @@ class EnvironmentCommand(FieldCommand):
         """Return the variables of the environment that look like options and are none, sorted."""
         known = {*self._variables(ctx), *OTHER_VARIABLES}
         found = (name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in known)
-        return sorted(name for name in found if not _OF_A_SERVICE.fullmatch(name))
+        return sorted(name for name in found if not _is_of_a_service(name))
 
     def _declared(self, ctx: click.Context) -> Iterator[click.Option]:
         """Return the options among the parameters."""
@@ -107,3 +112,9 @@ def named_by_variables(text: str, variables: Mapping[str, str]) -> str:
     'RADIXLM_PORT is 1, --port-x is 2'
     """
     return re.sub(r"(?<![\w-])--?[a-z][\w-]*", lambda flag: variables.get(flag[0], flag[0]), text)
+
+
+def _is_of_a_service(name: str) -> bool:
+    """Return whether Kubernetes set a variable, for a service that is called radixlm."""
+    is_url = name == _PORT and _SERVICE_URL.match(os.environ.get(name, ""))
+    return bool(is_url or _OF_A_SERVICE.fullmatch(name))

@@ -196,7 +196,8 @@ def test_an_unknown_variable_is_warned_about_once_and_kept_from_other_processes(
     monkeypatch.setenv("RADIXLM_XYZZY", "2")
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
         monkeypatch.setenv(f"RADIXLM_{name}", "10.0.0.1")  # as Kubernetes does for a service that is called radixlm
-    result = CliRunner().invoke(cli, ["serve", "nowhere.gguf", "--port", "0"])
+    monkeypatch.setenv("RADIXLM_PORT", "tcp://10.0.0.1:8000")
+    result = CliRunner().invoke(cli, ["serve", "nowhere.gguf"])
     first, second, error = result.stderr.splitlines()
     assert first == "warning: RADIXLM_KV_CACHE is no option, and is ignored; did you mean RADIXLM_KV_CACHE_GB?"
     assert second == "warning: RADIXLM_XYZZY is no option, and is ignored; radixlm serve --help lists the options"
