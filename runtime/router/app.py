@@ -208,7 +208,7 @@ class Forwarder:
         raise AssertionError("there is a model to try")
 
     def _ended(self, lease: Lease[ModelServer], named: _Named, request: Request) -> None:
-        if named.background is True and request.url.path.endswith(_IN_BACKGROUND):
+        if named.background and request.url.path.endswith(_IN_BACKGROUND):  # also "true", which models accept
             self._background.hold(lease, _headers_of(request))
         else:
             lease.release()

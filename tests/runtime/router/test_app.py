@@ -390,6 +390,31 @@ def test_a_response_in_the_background_keeps_its_model_loaded(monkeypatch: pytest
     run(play, unload_after_s=0.05)
 
 
+@pytest.mark.parametrize("value", [True, "true", 1])
+def test_responses_in_the_background_share_one_look_at_their_model(
+    value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "LOOKS_S", 0.01)
+
+    async def play(found: Models) -> None:
+        engine, num_tasks = found.engines["small"], len(asyncio.all_tasks())
+        engine.engine_stats = replace(engine.engine_stats, num_running=1)
+        for _ in range(5):
+            asked = await found.client.post(
+                "/v1/responses", json={"model": "small", "input": "Hi", "background": value}
+            )
+            assert asked.json()["status"] == "in_progress"
+        await asyncio.sleep(0.2)
+        assert found.states[0] == "loaded" and found.table.rows[0].num_requests == 1
+        assert len(asyncio.all_tasks()) <= num_tasks + 5, "one looks"
+        engine.engine_stats = replace(engine.engine_stats, num_running=0)
+        async with asyncio.timeout(10):
+            while found.states[0] != "unloaded":
+                await asyncio.sleep(0.02)
+
+    run(play, unload_after_s=0.05)
+
+
 def test_ollamas_keep_alive_of_nothing_unloads_the_model_after_the_answer() -> None:
     async def play(found: Models) -> None:
         for keep_alive, state in ((5, "loaded"), ("5m", "loaded"), (-1, "loaded"), (0, "unloaded"), ("0s", "unloaded")):
