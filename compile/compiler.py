@@ -441,6 +441,7 @@ def _build_ops(
         drafting = Ops(config, layout, limits, target, plan, most_logits=most_logits)
         decoder.draft(drafting)
         ops.program.add_draft(entry_point, drafting.program)
+        ops.rounded_inputs |= drafting.rounded_inputs
     return ops
 
 

@@ -272,10 +272,13 @@ def _artifact_logits(
         start = stop
         done(len(logits) / len(stops))
     if artifact.manifest.model.mtp is not None:
+        # first, because both write to one buffer: a logit that is not written must not be that of the other
+        most = runner.num_frequent
+        frequent = None if most is None else runner.draft(batch, is_frequent=True).copy()
         logits.append(runner.draft(batch).copy())
-        if (most := runner.num_frequent) is not None:
-            logits.append(logits[-1].copy())
-            logits[-1][:, :most] = runner.draft(batch, is_frequent=True)[:, :most]
+        if frequent is not None:
+            frequent[:, most:] = logits[-1][:, most:]
+            logits.append(frequent)
     runner.close()
     return np.concatenate(logits)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
+from radixlm.compile import compile_model, compiler
 from radixlm.compile.compiler import Quantize
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import TOP_LOGITS, KVDType
@@ -117,7 +118,8 @@ def test_frequent_tokens_are_drafted_with_the_same_logits(
     rows = Rows(runner, NUM_PAGES)
     prompts = TinyOutputs.load("qwen3_5-mtp").prompts
     positions = {computed(rows, prompt.ids, [len(prompt.ids)]): len(prompt.ids) - 1 for prompt in prompts}
-    whole, frequent = draft(rows, positions), draft(rows, positions, is_frequent=True)
+    frequent = draft(rows, positions, is_frequent=True)  # first, because both write to one buffer
+    whole = draft(rows, positions)
     assert (frequent[:, NUM_FREQUENT:] == NEVER_DRAFTED).all()
     if quantize == "f32":
         assert np.array_equal(frequent[:, :NUM_FREQUENT], whole[:, :NUM_FREQUENT])
@@ -153,6 +155,38 @@ def test_a_head_that_drafts_otherwise_among_frequent_tokens_is_not_published(
     with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
         compile_model(source, tmp_path / "out.radixlm", quantize="f32", kv_dtype="f16", context_length=512)
     assert not (tmp_path / "out.radixlm").exists()
+
+
+def test_a_draft_among_frequent_tokens_that_writes_nothing_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = ModelRunner._forward
+
+    def idle(runner: ModelRunner, name: str, batch: Batch, *more: Any) -> np.ndarray:
+        if name == "draft_frequent":
+            return runner._logits[: batch.shape[3], : runner._num_outputs]
+        return forward(runner, name, batch, *more)
+
+    monkeypatch.setattr("radixlm.compile.module._NUM_FREQUENT", NUM_FREQUENT)
+    monkeypatch.setattr(ModelRunner, "_forward", idle)
+    source = MTP_FAMILIES["qwen3_5-mtp"].write(tmp_path / "source")
+    with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
+        compile_model(source, tmp_path / "out.radixlm", quantize="f32", kv_dtype="f16", context_length=512)
+
+
+def test_the_reference_rounds_what_the_kernels_of_a_head_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_head: set[str] = set()
+    check = compiler.check_logits
+
+    def seen(artifact: Artifact, plan: Any, weights: Any, program: Any, rounded: Set[str], done: Any) -> Any:
+        before = f"model.layers.{artifact.manifest.model.num_hidden_layers}."
+        of_head.update(name.removeprefix(before) for name in rounded if name.startswith(before))
+        return check(artifact, plan, weights, program, rounded, done)
+
+    monkeypatch.setattr(compiler, "check_logits", seen)
+    source = MTP_FAMILIES["qwen3_5-mtp"].write(tmp_path / "source")
+    compile_model(source, tmp_path / "out.radixlm", quantize="q8", kv_dtype="f16", context_length=512)
+    assert {"self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.down_proj.weight"} <= of_head
 
 
 def test_a_model_without_a_head_drafts_nothing(artifact_of: Callable[..., Artifact]) -> None:
