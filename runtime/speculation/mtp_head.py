@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from ..artifact.manifest import PAGE_SIZE
 from ..cache import sequence as cached
 from ..cache.page_pool import PagePool, num_pages_for
+from ..errors import OutOfPages
 from ..model.batch import Batch, Drafting, Float32Array, PageCopy, TopLogits
 from .draft import StepCost
 from .draft_levels import DraftRequest, DraftRows, DraftSource
@@ -38,7 +39,8 @@ class MTPHead(DraftSource):
     def __init__(self, model: Drafting, pool: PagePool, *, vocab_size: int, clock: Callable[[], float]) -> None:
         self._model, self._pool, self._runner = model, pool, _HeadRunner(model)
         super().__init__("the MTP head", self._runner, vocab_size=vocab_size, clock=clock)
-        self._costs = {False: self.worth.cost, True: StepCost()}  # by `is_frequent`
+        self._costs = {False: StepCost(), True: StepCost()}  # by `is_frequent`
+        self.worth.cost = self._least_cost
 
     def _draft_tokens(
         self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
@@ -59,7 +61,13 @@ class MTPHead(DraftSource):
                 self.worth.cost = self._costs[self._runner.is_frequent]
                 self._draft_together(rows, cost, num_rows, num_expected)
         finally:
+            self.worth.cost = self._least_cost  # if drafts among all tokens do not pay, others can
             self._pool.release(taken)
+
+    @property
+    def _least_cost(self) -> StepCost:
+        """The cost of a draft among the fewest tokens, which decides whether requests are drafted at all."""
+        return self._costs[self._model.num_frequent is not None]
 
     def _are_frequent(self, sequences: Sequence[cached.Sequence]) -> bool:
         """Return whether each sequence's last tokens are among the first of the vocabulary, with few exceptions."""
@@ -82,7 +90,10 @@ class MTPHead(DraftSource):
         num_new = num_pages_for(first + num_tokens) - len(page_ids) + copies
         if num_new > self._pool.num_free:
             return None
-        new = self._pool.allocate(num_new)
+        try:
+            new = self._pool.allocate(num_new)
+        except OutOfPages:  # of room for rows of sliding windows
+            return None
         taken += new
         if copies:
             self._model.copy_rows([PageCopy(page_ids[-1], new[0], first % PAGE_SIZE)])

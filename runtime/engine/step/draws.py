@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...artifact.manifest import WEIGHT_BLOCK
-from ...model.batch import Float64Array
+from ...model.batch import NEVER_DRAFTED, Float64Array
 from ..sampling_params import SamplingParams
 from .dry import IntArray
 from .sampler_state import ChangedLogits, LogitsArray, relative_weights
@@ -88,9 +88,11 @@ def draw_uncut(row: Row, changed: ChangedLogits, params: SamplingParams, number:
 
 def _near_best(logits: Float64Array, num_sigmas: float) -> IntArray:
     """Return the ids of the logits at most this many standard deviations below the largest one (Tang et al. 2024,
-    arXiv:2411.07641).
+    arXiv:2411.07641). Logits that a draft did not compute are not counted.
     """
-    return np.flatnonzero(logits >= logits.max() - min(num_sigmas, _MOST_SIGMAS) * logits.std())
+    is_computed = logits > NEVER_DRAFTED / 2
+    deviation = logits[is_computed].std() if is_computed.any() else 0.0
+    return np.flatnonzero(logits >= logits.max() - min(num_sigmas, _MOST_SIGMAS) * deviation)
 
 
 def _draw_of_near(row: Row, params: SamplingParams, number: float) -> int:

@@ -15,7 +15,7 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.draws import FIRST_CANDIDATES
 from radixlm.runtime.engine.step.sampler import SampledToken, sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState, logarithm, relative_weights
-from radixlm.runtime.model.batch import TopLogits
+from radixlm.runtime.model.batch import NEVER_DRAFTED, TopLogits
 
 from ..fake_model import top_of
 
@@ -320,6 +320,15 @@ def test_top_n_sigma_drops_the_same_tokens_at_any_temperature(temperature: float
     state = SamplerState(SamplingParams(seed=1, top_n_sigma=0.55, temperature=temperature), [], VOCAB_SIZE)
     drawn = {one(logits, state) for _ in range(300)}
     assert drawn <= {0, 1, 2} and (drawn == {0, 1, 2} or temperature < 1.0)
+
+
+@pytest.mark.parametrize("top_n_sigma", [0.373, 1.0, 2.917])
+def test_top_n_sigma_takes_no_account_of_logits_that_a_draft_did_not_compute(top_n_sigma: float) -> None:
+    logits = np.random.default_rng(4).normal(size=VOCAB_SIZE).astype(np.float32).tolist()
+    params = SamplingParams(seed=1, top_n_sigma=top_n_sigma, temperature=2.0)
+    short, long = SamplerState(params, [], VOCAB_SIZE), SamplerState(params, [], 3 * VOCAB_SIZE)
+    for _ in range(100):
+        assert one(logits, short) == one([*logits, *[float(NEVER_DRAFTED)] * 2 * VOCAB_SIZE], long)
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,12 @@ class FakeHead:
         self.num_steps = 0
         self.num_frequent: int | None = None
         self.num_frequent_steps = 0
+        self.whole_s = self.spent_s = 0.0  # of a draft among all tokens, and of all these
 
     def draft(self, batch: Batch, *, is_frequent: bool = False) -> Float32Array:
         assert not self.fails, "broken"
         self.num_frequent_steps += is_frequent
+        self.spent_s += 0.0 if is_frequent else self.whole_s
         self.num_steps += 1
         arrays, kv = batch.arrays, self.model.kv.reshape(-1)
         found = []
@@ -84,7 +86,8 @@ class Headed(Bench):
 
         def open_head(model: FakeModel, pool: PagePool) -> MTPHead:
             self.head = FakeHead(model, pool, right)
-            self.guesses = MTPHead(self.head, pool, vocab_size=VOCAB_SIZE, clock=lambda: next(ticks) * step_s / 2)
+            clock = lambda: next(ticks) * step_s / 2 + self.head.spent_s  # noqa: E731
+            self.guesses = MTPHead(self.head, pool, vocab_size=VOCAB_SIZE, clock=clock)
             return self.guesses
 
         policy = replace(POLICY, speculates=True, looks_up=looks_up)
@@ -184,6 +187,43 @@ def test_requests_with_rare_tokens_are_drafted_among_all() -> None:
     for _ in range(8):
         served.step()
     assert served.head.num_steps and not served.head.num_frequent_steps
+
+
+def test_drafts_among_all_tokens_that_do_not_pay_leave_those_that_do() -> None:
+    served = Headed(40, 1.0)
+    served.head.num_frequent, served.head.whole_s = 30, 10.0
+    params = replace(GREEDY, max_tokens=12)
+    served.add("rare", [1, 33, 34] * 16, params)
+    served.run()
+    num_whole = served.head.num_steps
+    assert num_whole < 6 and not served.head.num_frequent_steps
+    served.add("frequent", [1, 2, 3] * 16, params)
+    served.run()
+    assert served.head.num_frequent_steps > 3 and served.head.num_steps == num_whole + served.head.num_frequent_steps
+    assert served.tokens("frequent") == alone([1, 2, 3] * 16, params)
+
+
+def test_a_request_that_cannot_choose_ends_no_draft_of_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft_tokens = MTPHead._draft_tokens
+
+    def broken(logits: Float32Array, top: TopLogits) -> tuple[int, float] | None:
+        raise ZeroDivisionError
+
+    def breaking(head: MTPHead, requests: Sequence[DraftRequest], *rest: Any) -> None:
+        for request in requests:
+            request.choose = broken if request.name == "b" else request.choose
+        draft_tokens(head, requests, *rest)
+
+    monkeypatch.setattr(MTPHead, "_draft_tokens", breaking)
+    served = Headed(40, 1.0)
+    served.add("a", [1, 2, 3] * 4, GREEDY)
+    served.add("b", [3, 2, 1] * 4, GREEDY)
+    served.run()
+    assert [served.tokens("a"), served.tokens("b")] == [alone([1, 2, 3] * 4, GREEDY), alone([3, 2, 1] * 4, GREEDY)]
+    assert "request b cannot be drafted" in caplog.text and "not used any more" not in caplog.text
+    assert served.core.counters.num_accepted_tokens > 10
 
 
 @pytest.mark.parametrize(
