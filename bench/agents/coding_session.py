@@ -37,6 +37,7 @@ from ..peers.shapes import SHAPES
 from ..peers.sizes import shape_file
 from ..report.page import publish
 from ..report.session import picture
+from ..report.tables import origins_before
 from ..results import read_results
 from ..served import Client, Event, Json, ServedProcess
 from .servers import AgentsServer, servers_of
@@ -115,6 +116,7 @@ def main() -> None:
                         print(f"{server.name}: {missing[server.name]}", file=sys.stderr)
     in_order = {way: {name: ways[way][name] for name in SERVERS if name in ways[way]} for way in WAYS if ways.get(way)}
     figures = {**session_of, "missing": missing, "taken_by_others": taken, "ways": in_order}
+    figures["earlier"] = origins_before(before)
     publish("session", figures)
     PICTURE.write_text(picture(figures), encoding="utf-8")
 

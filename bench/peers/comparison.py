@@ -20,6 +20,7 @@ from radixlm.tokenizer_fix import TokenizerProfile
 from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
+from ..report.tables import origins_before
 from .contestants import OURS, Contestant, close_all
 from .scenarios import DECODE, DECODE_200, PEERS, START, Plan, Scenario, Values
 
@@ -151,8 +152,7 @@ def join_runs(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]
         name: why for name, why in (before["missing"] | figures["missing"]).items() if not _has_values(values, name)
     }
     share = decode_share(values, figures["decode_bytes_per_token"])
-    earlier = [*before.get("earlier", ()), *([before["origin"]] if "origin" in before else ())]
-    kept = {"values": values, "missing": missing, "decode_bandwidth_share": share, "earlier": earlier}
+    kept = {"values": values, "missing": missing, "decode_bandwidth_share": share, "earlier": origins_before(before)}
     return figures | kept
 
 

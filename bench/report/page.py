@@ -12,7 +12,8 @@ from .tables import Json, origin
 _HEAD = """# Results
 
 Made by `python -m bench.report` from the files in `bench/results`; what a command measures, its first lines say.
-Experiments, also those that did not help, are in [LOG.md](LOG.md).
+Experiments, also those that did not help, are in [LOG.md](LOG.md). Some commits were rebased after the measurement, and
+the repository does not have them.
 """
 
 SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {

@@ -121,8 +121,6 @@ def _section_of(run: Json, figures: Sequence[Figure], title: str) -> Iterator[st
             "bandwidth that was measured in the same round, right before and after."
         )
     yield origin(run)
-    if earlier := [f"{made['commit']} ({made['date']})" for made in run.get("earlier", ())]:
-        yield f"Rounds before it: {', '.join(earlier)}."
 
 
 def _never_together(found: Mapping[str, Sequence[float]], steady: Figure) -> bool:

@@ -64,10 +64,17 @@ def met(is_met: bool) -> str:
 
 
 def origin(results: Json) -> str:
-    """Return the line under a table: command, commit and date of its results, and the machine."""
+    """Return the line under a table: command, commit and date of its results, the machine, and earlier runs."""
     made = results["origin"]
     tvm = f"apache-tvm {made['apache_tvm']}"
-    return f"`{made['command']}`, commit {made['commit']}, {made['date']}; {made['machine']}; {tvm}."
+    line = f"`{made['command']}`, commit {made['commit']}, {made['date']}; {made['machine']}; {tvm}."
+    earlier = [f"{run['commit']} ({run['date']})" for run in results.get("earlier", ())]
+    return f"{line} Rounds and rows before it: {', '.join(earlier)}." if earlier else line
+
+
+def origins_before(results: Json) -> list[Json]:
+    """Return the origins of all runs that these results, to which another run is added, are of."""
+    return [*results.get("earlier", ()), *([results["origin"]] if "origin" in results else ())]
 
 
 class _Formatter(string.Formatter):
