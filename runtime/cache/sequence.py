@@ -260,6 +260,8 @@ class Sequence:
         page_ids = self._page_ids[: num_pages_for(at - (0 if sparse is None else sparse.num_missing))]
         self._pool.retain(page_ids)
         child.take_kv(page_ids, at, b"", sparse=sparse, state_slot=slot)
+        if self._num_certain is not None:
+            child.set_certain(min(self._num_certain, len(child)))
         if self._kv_log is not None:
             self._kv_log.write(
                 "fork", child, length=0, computed=0, parent=self.seq_id, pages=list(page_ids), **self._logged

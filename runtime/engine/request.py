@@ -37,6 +37,7 @@ class Request:
         sequence: tokens and KV; None until the scheduler admits the request.
         drafter: drafts tokens of the reply; None: nothing has been drafted so far.
         num_drafted: number of draft tokens.
+        cannot_draft: whether drafting for it failed, so that it is not tried again.
     """
 
     def __init__(self, spec: RequestSpec, reply: Reply) -> None:
@@ -53,6 +54,7 @@ class Request:
         self.num_preemptions = 0
         self.drafter: Drafter | None = None
         self.num_drafted = 0
+        self.cannot_draft = False
         self._has_sent_readings = False
         self._max_length = 0  # of the sequence, known once it is admitted
         self._started_at: float | None = None
@@ -196,6 +198,7 @@ class Request:
         return (
             bool(self.num_generated)
             and self.spec.options.speculate
+            and not self.cannot_draft
             and len(self.readers) == 1  # the rows of a draft are the sampler's alone
             and self.reuse.pruning is None
             and self.admitted.num_recomputed <= MAX_AGAIN

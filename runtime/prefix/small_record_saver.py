@@ -68,9 +68,13 @@ class StateSaver:
 
     def _put(self, page: PageKey, state: UInt8Array, store: PageStore) -> PutResult:
         """Store a state. Runs in the writer's thread."""
-        result = store.states.put(page, state)
-        self.queue.post(partial(self._wrote, page.key, bool(result.stored)))
-        return result
+        is_stored = False
+        try:
+            result = store.states.put(page, state)
+            is_stored = bool(result.stored)
+            return result
+        finally:
+            self.queue.post(partial(self._wrote, page.key, is_stored))
 
     def _wrote(self, key: bytes, is_stored: bool) -> None:
         self._in_flight.discard(key)

@@ -5,6 +5,7 @@ Knows requests, pages and the cost of steps; not how drafts are made or verified
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from ..request import Request
 from .plan import ScheduledRequest, SchedulerPolicy, StepPlan
 from .sampler import SampledToken, sample
 
+_LOGGER = logging.getLogger(__name__)
 _PLAIN_EVERY = 48  # steps: one is without drafts, to measure the cost of a plain step
 
 
@@ -120,7 +122,10 @@ class StepDrafts:
             room = min(most, self._room(request))
             # the draft model's own cache would keep tokens that are taken back
             if room > 0 and request.num_certain is None and promised > sum(known.chances):
-                asks.append(_ask(request, room))
+                try:
+                    asks.append(_ask(request, room))
+                except Exception:
+                    _give_up(request)
             self._made[request.request_id] = known
         self._made |= model.draft_tokens(asks, self._cost, num_rows=rows, num_expected=expected)
 
@@ -140,11 +145,15 @@ class StepDrafts:
         return True
 
     def _propose(self, request: Request, most: int) -> Draft:
-        """Draft tokens by n-gram lookup."""
-        drafter = self._planner.drafter(request)
-        if not self._planner.looks_up:
+        """Draft tokens by n-gram lookup. If that fails, none: no reply depends on it."""
+        try:
+            drafter = self._planner.drafter(request)
+            if not self._planner.looks_up:
+                return NO_DRAFT
+            return drafter.propose(most, self._cost, num_rows=self._num_rows, num_expected=self._num_expected)
+        except Exception:
+            _give_up(request)
             return NO_DRAFT
-        return drafter.propose(most, self._cost, num_rows=self._num_rows, num_expected=self._num_expected)
 
     def _room(self, request: Request) -> int:
         """Return how many draft tokens fit the reply's length, the sequence's last page and free pages."""
@@ -154,6 +163,12 @@ class StepDrafts:
         if states is not None and states.is_stored:  # a step ends with each page, and leaves the state to be stored
             return min(request.num_left - 1, on_page)
         return min(request.num_left - 1, on_page + max(0, self._num_pages_left) * PAGE_SIZE)
+
+
+def _give_up(request: Request) -> None:
+    """Log the exception that is handled, and draft no more for a request."""
+    _LOGGER.exception("drafting for request %s failed, and is not tried again", request.request_id)
+    request.cannot_draft = True
 
 
 def _ask(request: Request, most: int) -> DraftRequest:

@@ -141,6 +141,20 @@ def test_a_fork_shares_whole_pages_and_copies_the_partial_one() -> None:
     assert compute(cache, sequence) == [], "the page is the parent's alone again"
 
 
+def test_what_a_parent_may_take_back_is_not_shared_by_its_child_either() -> None:
+    cache = PrefixCache(PagePool(8))
+    sequence = opened(cache, range(40))
+    cache.settle(sequence, 8)
+    compute(cache, sequence)
+    child = cache.fork(sequence, 33)
+    child.append([77] * 20)
+    compute(cache, child)
+    cache.check()
+    cache.settle(child, None)
+    cache.check()
+    assert cache.tree.find(b"", range(33)).num_tokens >= 32
+
+
 def test_the_source_of_a_copy_is_kept_until_the_step_is_committed() -> None:
     cache = PrefixCache(PagePool(4))
     finished = opened(cache, range(20))

@@ -153,7 +153,6 @@ class WindowCache(RuleBasedStateMachine):
     @rule(of=randoms, token_id=st.integers(0, 1))
     def fork(self, of: random.Random, token_id: int) -> None:
         sequence = of.choice(self.live)
-        self.cache.settle(sequence, None)  # a child knows of no tokens that its parent may take back
         child = self.cache.fork(sequence, of.randrange(sequence.num_computed + 1))
         child.append([token_id])
         self.live.append(child)

@@ -18,6 +18,8 @@ from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
+from radixlm.runtime.speculation.draft import Draft
+from radixlm.runtime.speculation.drafter import Drafter
 
 from ..fake_model import CONTEXT_LENGTH, POLICY, Bench, alone
 from ..guess_oracle import Oracle
@@ -145,6 +147,27 @@ def test_a_script_is_said_as_it_is_whatever_is_guessed() -> None:
     fed, rows = np.array([5, 7, 8, 3], np.int32), np.arange(4, dtype=np.int32)
     runner.forward(Batch(fed, rows, rows, 0 * rows, np.zeros((1, 1), np.int32), rows + 1, rows))
     assert runner.top_logits(4, 10).token_ids[:3, 0].tolist() == [7, 8, 9] and list(runner.script) == [1]
+
+
+def test_a_request_that_cannot_be_drafted_is_served_without_and_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    propose = Drafter.propose
+
+    def broken(drafter: Drafter, *arguments: Any, **more: Any) -> Draft:
+        if drafter.token_ids[0] == 9:
+            raise ZeroDivisionError
+        return propose(drafter, *arguments, **more)
+
+    monkeypatch.setattr(Drafter, "propose", broken)
+    served, params = bench(), GREEDY
+    prompts = {"good": [1, 2, 3] * 5, "bad": [9, 2, 3] * 5}
+    for request_id, ids in prompts.items():
+        served.add(request_id, ids, params)
+    served.run()
+    for request_id, ids in prompts.items():
+        assert served.tokens(request_id) == alone(ids, params)
+    assert caplog.text.count("drafting for request bad failed") == 1 and "request good" not in caplog.text
 
 
 def test_drafts_leave_every_request_its_own_token_in_a_small_step(oracle: type[Oracle]) -> None:

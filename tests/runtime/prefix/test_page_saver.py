@@ -263,6 +263,26 @@ def test_leaves_behind_one_prefix_compute_its_keys_once(monkeypatch: pytest.Monk
     assert counted.calls["_is_saved"] <= 6 * 110
 
 
+def test_a_state_that_could_not_be_stored_is_tried_again() -> None:
+    states = StatePool(10)
+    cache, ids = PrefixCache(PagePool(40), states=states), prompt(1, 2)
+    pages = cache.pool.allocate(2)
+    cache.tree.insert_after(b"", None, 0, ids, pages, bytes(len(ids)))
+    slot = states.allocate()
+    states.keep(pages[1], b"", slot, num_saved=16)
+    states.release(slot)
+    store, queue = Mock(), Mock(post=lambda work: work())
+    store.states.put.side_effect = [RuntimeError("on purpose"), Mock(stored=(1,))]
+    writer = Mock(room_bytes=100, submit=lambda work, num_bytes: work(store))
+    index = DiskIndex(100, num_states=10, clock=time.monotonic)
+    saver = StateSaver(cache, Mock(state_bytes=8), index, writer, IDENTITY, queue)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        saver.save(b"", ids)
+    assert not saver._in_flight
+    saver.save(b"", ids)
+    assert store.states.put.call_count == 2
+
+
 def test_states_that_are_stored_again_compute_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     states = StatePool(10)
     cache, ids = PrefixCache(PagePool(40), states=states), prompt(1, 40)

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
 from radixlm.runtime.model.batch import NEVER_DRAFTED, Batch, Float32Array, PageCopy, TopLogits
@@ -223,6 +225,26 @@ def test_a_request_that_cannot_choose_ends_no_draft_of_others(
     served.run()
     assert [served.tokens("a"), served.tokens("b")] == [alone([1, 2, 3] * 4, GREEDY), alone([3, 2, 1] * 4, GREEDY)]
     assert "request b cannot be drafted" in caplog.text and "not used any more" not in caplog.text
+    assert served.core.counters.num_accepted_tokens > 10
+
+
+def test_a_request_whose_sampler_cannot_be_copied_is_served_without_drafts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask = drafts._ask
+
+    def broken(request: Request, most: int) -> DraftRequest:
+        if request.request_id == "b":
+            raise ZeroDivisionError
+        return ask(request, most)
+
+    monkeypatch.setattr(drafts, "_ask", broken)
+    served = Headed(40, 1.0)
+    served.add("a", [1, 2, 3] * 4, GREEDY)
+    served.add("b", [3, 2, 1] * 4, GREEDY)
+    served.run()
+    assert [served.tokens("a"), served.tokens("b")] == [alone([1, 2, 3] * 4, GREEDY), alone([3, 2, 1] * 4, GREEDY)]
+    assert caplog.text.count("drafting for request b failed") == 1
     assert served.core.counters.num_accepted_tokens > 10
 
 
