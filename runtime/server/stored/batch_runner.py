@@ -75,13 +75,29 @@ class BatchRunner:
             self._is_wanted = False
             try:
                 while (batch := await self._stored.batches.next_open()) is not None:
-                    await self._advance(batch)
+                    await self._advance_or_fail(batch)
             except StoreOff:
                 self._is_wanted = True
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 _LOGGER.exception("processing batches failed; it resumes when the next batch is created")
                 return
+
+    async def _advance_or_fail(self, found: OpenBatch) -> None:
+        """Process a batch to its end. If an unforeseen error stops it, end it as `failed`: other batches wait for it.
+
+        Raises:
+            StoreOff: the disk failed; the batch stays open.
+        """
+        try:
+            await self._advance(found)
+        except StoreOff:
+            raise
+        except Exception as error:
+            _LOGGER.exception("batch %s fails because of an unforeseen error", found.batch.id)
+            name = type(error).__name__  # its text may contain paths or other clients' data
+            message = f"the server could not process the batch: {name}; the server's log has more"
+            await self._stored.batches.fail(found.batch.id, BatchFault("internal_error", message))
 
     async def _advance(self, found: OpenBatch) -> None:
         """Process a batch to its end."""
@@ -104,7 +120,12 @@ class BatchRunner:
         await batches.end(found.owner, batch.id, ended, late)  # type: ignore[arg-type]  # one of the statuses
 
     async def _answer(self, batch: BatchReply, lines: Sequence[Line], scope: CacheScope) -> None:
-        """Process lines, a few at a time, until all are done, or the batch is cancelled or has expired."""
+        """Process lines, a few at a time, until all are done, or the batch is cancelled or has expired.
+
+        Raises:
+            StoreOff: the disk failed, possibly with other errors, which come again if they have another cause.
+            Exception: a line failed in an unforeseen way.
+        """
         waiting = iter(lines)
         goes_on = time.time() < batch.expires_at
 
@@ -119,12 +140,18 @@ class BatchRunner:
                 answer, is_error = answered
                 goes_on &= await self._stored.batches.answer(batch.id, line.number, answer, is_error=is_error)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(NUM_AT_ONCE, len(lines))):
-                    group.create_task(work())
-        except* StoreOff as errors:
-            raise StoreOff(str(errors.exceptions[0])) from errors
+        workers = [asyncio.create_task(work()) for _ in range(min(NUM_AT_ONCE, len(lines)))]
+        if not workers:
+            return
+        try:  # not a TaskGroup, which forgets that it was cancelled if a line fails meanwhile
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for each in workers:
+                each.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        errors = [found for each in workers if not each.cancelled() and (found := each.exception()) is not None]
+        if errors:
+            raise next((each for each in errors if isinstance(each, StoreOff)), errors[0])
 
     async def _answer_line(self, line: Line, scope: CacheScope, batch_id: str) -> tuple[bytes, bool] | None:
         """Process a request, and return its output line and whether it is an error. Retries if the server is busy.
@@ -149,36 +176,50 @@ class BatchRunner:
 
     async def _ask(self, asked: BatchLine, scope: CacheScope, request_id: str) -> tuple[int, bytes]:
         """Run a request at idle priority, and return the status and body of the response."""
-        body = {**asked.body, "stream": False} if "stream" in asked.body else dict(asked.body)
-        if asked.url == "/v1/responses":
-            body.setdefault("store", False)  # thousands of them would displace other responses
-        content = msgspec.json.encode(body)
-        record = RequestRecord(request_id, time.monotonic(), is_idle=True)
-        has_come = False
-
-        async def receive() -> dict[str, Any]:
-            nonlocal has_come
-            if has_come:
-                await asyncio.Event().wait()  # there is no client that could disconnect
-            has_come = True
-            return {"type": "http.request", "body": content, "more_body": False}
-
-        http = {
-            "type": "http",
-            "method": "POST",
-            "path": asked.url,
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "client": None,
-            "state": {"record": record, "api_key": scope.api_key},
-        }
         try:
-            answer = await self._models.answer(self.endpoints[asked.url], Request(http, receive))
+            request = _request_of(asked, scope, request_id)
+            answer = await self._models.answer(self.endpoints[asked.url], request)
         except Exception as error:
             status, reply = describe(error)
             return status, msgspec.json.encode(reply)
         return answer.status_code, bytes(answer.body)
+
+
+def _request_of(asked: BatchLine, scope: CacheScope, request_id: str) -> Request:
+    """Return a request at idle priority.
+
+    Raises:
+        msgspec.DecodeError: the body is nested too deep. The event loop's stack is deeper than the thread's that read
+            the file, so that fewer levels can be encoded here than were decoded there.
+    """
+    body = {**asked.body, "stream": False} if "stream" in asked.body else dict(asked.body)
+    if asked.url == "/v1/responses":
+        body.setdefault("store", False)  # thousands of them would displace other responses
+    try:
+        content = msgspec.json.encode(body)
+    except RecursionError as error:
+        raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
+    record = RequestRecord(request_id, time.monotonic(), is_idle=True)
+    has_come = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal has_come
+        if has_come:
+            await asyncio.Event().wait()  # there is no client that could disconnect
+        has_come = True
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    http = {
+        "type": "http",
+        "method": "POST",
+        "path": asked.url,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "state": {"record": record, "api_key": scope.api_key},
+    }
+    return Request(http, receive)
 
 
 def _expired(line: Line) -> bytes:

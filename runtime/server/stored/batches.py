@@ -252,6 +252,19 @@ class Batches:
 
         await self._database.run(write)
 
+    async def fail(self, batch_id: str, fault: BatchFault) -> None:
+        """End a batch as `failed`. Its results are deleted, as those of any batch that fails are."""
+
+        def write(sql: sqlite3.Connection) -> None:
+            batch = self._any(sql, batch_id)
+            if batch.is_open:
+                sql.execute("DELETE FROM batch_answers WHERE batch = ?", (batch_id,))
+                batch.status, batch.failed_at = "failed", int(self._database.clock())
+                batch.errors = BatchFaults([fault])
+                self._put(sql, batch)
+
+        await self._database.run(write)
+
     def _goes_on(self, batch: BatchReply) -> bool:
         """Return whether a batch is in progress and has not expired."""
         return batch.status == "in_progress" and self._database.clock() < batch.expires_at

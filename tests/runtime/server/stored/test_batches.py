@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,14 +18,14 @@ from hypothesis import strategies as st
 from radixlm.runtime.errors import EngineOverloaded, StoreOff
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.errors import HTTPError
+from radixlm.runtime.server.stored import batch_runner
 from radixlm.runtime.server.stored.batches import Batches
+from radixlm.runtime.server.stored.database import FILE
 from radixlm.runtime.server.stored.forms import FormField, read_form
 from starlette.testclient import TestClient
 
+from ..conftest import FakeEngine
 from ..real_server import real_server, wait_until
-
-if TYPE_CHECKING:
-    from ..conftest import FakeEngine
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -162,18 +166,163 @@ def test_a_batch_that_waits_for_a_busy_server_can_be_cancelled(
     assert ended(looping, batch)["status"] == "cancelled"
 
 
-def test_a_batch_whose_processing_failed_can_be_cancelled(looping: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*args: Any) -> Any:
-        failed.append(args)
-        raise ZeroDivisionError
+def test_a_body_that_is_nested_too_deep_is_an_error_of_its_line() -> None:
+    """It stopped the batches of all clients: the file was read in a thread, whose stack is less deep than the loop's.
 
-    failed = list[Any]()
-    with monkeypatch.context() as patch:
-        patch.setattr("radixlm.runtime.server.stored.batch_runner.lines_of", failing)
-        batch = begin(looping, line("a"))
-        wait_until(lambda: bool(failed))
-    assert looping.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
-    assert ended(looping, batch)["status"] == "cancelled"
+    Which depths can be read but not written depends on the stacks, hence so many.
+    """
+    engine, (deep, others) = FakeEngine(), ({"authorization": f"Bearer {key}"} for key in ("sk-1", "sk-2"))
+    engine.go_on.set()
+    with TestClient(create_app(engine, api_keys=["sk-1", "sk-2"])) as client:  # type: ignore[arg-type]
+        refused = set[str]()
+        for depth in range(960, 1000, 2):
+            client.headers = deep
+            value = f"{'[' * depth}{']' * depth}".encode()
+            asked = line("deep", metadata=0).replace(b'"metadata": 0', b'"metadata": ' + value)
+            batch = ended(client, begin(client, line("flat"), asked))
+            if batch["status"] == "completed":
+                assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+                [failed] = lines_of(client, batch["error_file_id"])
+                assert (failed["custom_id"], failed["response"]["status_code"]) == ("deep", 400)
+                refused.add(failed["response"]["body"]["error"]["message"])
+            else:
+                [fault] = batch["errors"]["data"]
+                assert (batch["status"], fault["code"], fault["line"]) == ("failed", "invalid_json_line", 2)
+            client.headers = others
+            assert ended(client, begin(client, line("a")))["status"] == "completed"
+        assert any("nested too deep" in message for message in refused), refused
+
+
+def test_a_body_that_was_read_but_cannot_be_written_is_an_error_of_its_line(
+    looping: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is nested deeper than Python's limit, whatever the stacks are."""
+
+    def deeper(content: bytes | None, endpoint: str) -> Any:
+        lines, faults = read(content, endpoint)
+        value: list[Any] = []
+        for _ in range(sys.getrecursionlimit() + 100):
+            value = [value]
+        lines[0].asked.body["metadata"] = value
+        return lines, faults
+
+    read = batch_runner.lines_of
+    monkeypatch.setattr(batch_runner, "lines_of", deeper)
+    batch = ended(looping, begin(looping, line("deep"), line("flat")))
+    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 2, "completed": 1, "failed": 1})
+    [failed] = lines_of(looping, batch["error_file_id"])
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("deep", 400)
+    assert "nested too deep" in failed["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize("where", ["read", "answer", "answer, after StoreOff", "end"])
+def test_an_unforeseen_error_fails_its_batch_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """It stopped the batches of all clients, also after a restart."""
+    monkeypatch.setattr(batch_runner, "RETRY_S", 0.01)
+    read, answer, end = batch_runner.lines_of, Batches.answer, Batches.end
+    num_off = 3 if "StoreOff" in where else 0
+
+    def reading(content: bytes | None, endpoint: str) -> Any:
+        if where == "read" and b"poison" in (content or b""):
+            raise ZeroDivisionError("a secret")
+        return read(content, endpoint)
+
+    async def answering(self: Batches, batch_id: str, number: int, text: bytes, *, is_error: bool) -> bool:
+        nonlocal num_off
+        if where.startswith("answer") and b"poison" in text:
+            if num_off:
+                num_off -= 1
+                raise StoreOff("the disk is full")
+            raise ZeroDivisionError("a secret")
+        return await answer(self, batch_id, number, text, is_error=is_error)
+
+    async def ending(self: Batches, owner: bytes, batch_id: str, *args: Any) -> None:
+        if where == "end" and batch_id == poisoned["id"]:
+            raise ZeroDivisionError("a secret")
+        await end(self, owner, batch_id, *args)
+
+    monkeypatch.setattr(batch_runner, "lines_of", reading)
+    monkeypatch.setattr(Batches, "answer", answering)
+    monkeypatch.setattr(Batches, "end", ending)
+    for _ in range(2):  # the second server has the store of the first
+        engine = FakeEngine(store_directory=tmp_path)
+        with TestClient(create_app(engine)) as client:  # type: ignore[arg-type]
+            poisoned = begin(client, line("a"), line("poison"), line("b"))
+            normal = begin(client, line("c"))  # waits while the engine is not answering
+            engine.go_on.set()
+            poisoned = ended(client, poisoned)
+            assert poisoned["status"] == "failed" and poisoned["failed_at"]
+            assert not poisoned["output_file_id"] and not poisoned["error_file_id"]
+            [fault] = poisoned["errors"]["data"]
+            assert (fault["code"], fault["line"]) == ("internal_error", None)
+            assert "ZeroDivisionError" in fault["message"] and "log" in fault["message"]
+            assert "secret" not in fault["message"]
+            assert any(poisoned["id"] in record.getMessage() for record in caplog.records)
+            assert ended(client, normal)["status"] == "completed"
+            num_off = 3 if "StoreOff" in where else 0
+    with sqlite3.connect(tmp_path / FILE) as sql:
+        assert sql.execute("SELECT count(*) FROM batch_answers").fetchone() == (0,)
+    sql.close()
+
+
+def test_a_disk_that_failed_with_an_unforeseen_error_is_waited_for(
+    looping: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch goes on, as the second error may come from the first."""
+    monkeypatch.setattr(batch_runner, "RETRY_S", 0.01)
+    answer, num_failed = Batches.answer, 0
+
+    async def failing(self: Batches, *args: Any, **more: Any) -> bool:
+        nonlocal num_failed
+        num_failed += 1
+        if num_failed == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise ZeroDivisionError  # in place of the cancellation
+        if num_failed == 2:
+            raise StoreOff("the disk is full")
+        return await answer(self, *args, **more)
+
+    monkeypatch.setattr(Batches, "answer", failing)
+    batch = ended(looping, begin(looping, line("a"), line("b"), line("c")))
+    assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 3)
+
+
+def test_a_runner_that_is_cancelled_ends_though_a_line_fails_meanwhile(
+    looping: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch stays open. A task group forgets the cancellation."""
+    tasks, running = list[asyncio.Task[None]](), threading.Event()
+    run = batch_runner.BatchRunner._run
+
+    async def noted(self: batch_runner.BatchRunner) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        await run(self)
+
+    async def failing(*args: Any, **more: Any) -> bool:
+        try:
+            running.set()
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError
+
+    async def cancel() -> None:
+        tasks[0].cancel()
+        await asyncio.wait(tasks, timeout=5)
+
+    monkeypatch.setattr(batch_runner.BatchRunner, "_run", noted)
+    monkeypatch.setattr(Batches, "answer", failing)
+    batch = begin(looping, line("a"))
+    wait_until(running.is_set)
+    assert looping.portal is not None
+    looping.portal.call(cancel)
+    assert tasks[0].cancelled()
+    assert looping.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress"
 
 
 def test_each_line_of_a_batch_that_expires_is_in_one_of_its_files(
