@@ -5,6 +5,7 @@ Nothing appears at the destination before that. An existing artifact is replaced
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from radixlm.runtime.artifact import MANIFEST
@@ -23,6 +24,8 @@ _WRITE_BACK_S = 0.25  # between two requests to write back
 _LONGEST_NAME = 255  # bytes, on all usual file systems
 _NAME_MARGIN = len("..xxxxxxxx.tmp")  # additional length of the name during writing
 _ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
+_PUBLISH_ATTEMPTS = 10
+_OF_ANOTHER_COMPILE = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY)  # it has just moved or published the output
 
 
 def check_output(output: Path) -> None:
@@ -91,14 +94,38 @@ def written_back(file: int) -> Iterator[Callable[[], None]]:
 
 
 def publish(directory: Path, output: Path) -> None:
-    """Rename `directory` to `output`; an existing artifact is moved aside first and removed afterwards."""
-    if output.exists():
-        with unpublished(output) as aside:
-            os.rename(output, aside / "replaced")
-            os.rename(directory, output)
-    else:
-        os.rename(directory, output)
+    """Rename `directory` to `output`; an existing artifact is moved aside first and removed afterwards.
+
+    Of concurrent compiles with the same output, the last one's artifact stays.
+
+    Raises:
+        OSError: it cannot be renamed; an existing artifact is still there.
+    """
+    for attempt in range(1, _PUBLISH_ATTEMPTS + 1):
+        try:
+            _exchange(directory, output)
+            break
+        except OSError as error:
+            if error.errno not in _OF_ANOTHER_COMPILE or attempt == _PUBLISH_ATTEMPTS:
+                raise
     _sweep(output)
+
+
+def _exchange(directory: Path, output: Path) -> None:
+    """Rename `directory` to `output`. An existing artifact is moved aside first, and back if that fails."""
+    if not output.exists():
+        os.rename(directory, output)
+        return
+    with unpublished(output) as aside:
+        replaced = aside / "replaced"
+        try:
+            os.rename(output, replaced)
+            os.rename(directory, output)
+        except BaseException:
+            if os.path.lexists(replaced) and not os.path.lexists(output):
+                with suppress(OSError):  # another compile has published its own meanwhile
+                    os.rename(replaced, output)
+            raise
 
 
 def _sweep(output: Path) -> None:

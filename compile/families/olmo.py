@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from radixlm.runtime.artifact.model_config import LayerConfig, QKNorm, Router
 
 from .family import Family
-from .settings import Settings
+from .settings import LayerType, Settings
 
 
 class Olmo2(Family):
@@ -22,11 +23,9 @@ class Olmo2(Family):
         """Return layer `index`; in models with windows, only layers without scaled rotary positions have one."""
         c.refuse("attention_bias")
         window = c("sliding_window") if self.can_slide(c) and c.slides(index, full_every=4) else None
-        attention = c.attention(
-            qk_norm=QKNorm(over="width"),
-            window=window,
-            rope=c.rope("full_attention" if window is None else "sliding_attention"),
-        )
+        kind: LayerType = "full_attention" if window is None else "sliding_attention"
+        rope = c.rope(kind, theta=c.rope_parameters(kind).get("rope_theta") or _theta_of_all(c))
+        attention = c.attention(qk_norm=QKNorm(over="width"), window=window, rope=rope)
         return LayerConfig(mixer=attention, ffn=c.dense(), norms="post")
 
     def can_slide(self, c: Settings) -> bool:
@@ -62,3 +61,9 @@ class Olmoe(Family):
         router = Router(renormalise=c("norm_topk_prob", False))
         experts = c.experts(intermediate_size=c.number("intermediate_size"), router=router)
         return LayerConfig(mixer=c.attention(qk_norm=QKNorm(over="width")), ffn=experts)
+
+
+def _theta_of_all(c: Settings) -> float | None:
+    """Return the base in `rope_parameters` that are not divided by type of layer; None if they have none."""
+    declared = c("rope_parameters")
+    return declared.get("rope_theta") if isinstance(declared, Mapping) else None

@@ -29,6 +29,10 @@ _SPACES_AS_LETTERS = frozenset({"llama", "gemma4"})  # kinds whose tokens have "
 # llama.cpp's ids of the tokens that begin and end a text, and of the unknown one, where a file does not say them
 _USUAL_IDS = {"llama": (1, 2, 0), "bert": (101, 102, 100), "t5": (None, 1, 2)}
 
+# llama.cpp drops white space after the special tokens of models with these names, except after these tokens
+_STRIPPING_NAMES = ("phi-3", "phi3")
+_NEVER_STRIPPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
 
 class TokenType(IntEnum):
     """The type of a token, with the numbers of GGUF's `token_type`, which are also SentencePiece's."""
@@ -58,6 +62,7 @@ class Vocabulary:
     eos_token_id: int | None = None
     add_eos_token: bool = False
     precompiled_charsmap: Sequence[int] = ()  # bytes, by which SentencePiece normalizes letters
+    strips_after: bool = False  # whether white space after special tokens is dropped, as for Phi-3
 
 
 def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -95,7 +100,9 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         named = {"bos_token_id": "cls_token_id", "eos_token_id": "seperator_token_id"}  # spelled so by llama.cpp
         given |= {field: metadata[key + name] for field, name in named.items() if key + name in metadata}
     types = metadata.get(key + "token_type") or [int(TokenType.NORMAL)] * len(tokens)
-    return checked("tokenizer.ggml", {**defaults, **given, "types": types}, Vocabulary)
+    name = str(metadata.get("general.name", "")).lower()
+    given |= {"types": types, "strips_after": any(part in name for part in _STRIPPING_NAMES)}
+    return checked("tokenizer.ggml", {**defaults, **given}, Vocabulary)
 
 
 def build_tokenizer_json(vocabulary: Vocabulary) -> str:
@@ -246,11 +253,17 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
     """Return tokens that are matched before anything else: control and user-defined tokens."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    plain = {"single_word": False, "lstrip": False, "normalized": False}
     has_unknown = vocabulary.model in (*_SPACES_AS_LETTERS, *ENCODER_TOKENIZERS)
     special_types = {TokenType.CONTROL} | ({TokenType.UNKNOWN} if has_unknown else set())
     return [
-        {"id": index, "content": token, **plain, "special": type_ in special_types}
+        {
+            "id": index,
+            "content": token,
+            **plain,
+            "rstrip": vocabulary.strips_after and token not in _NEVER_STRIPPING,
+            "special": type_ in special_types,
+        }
         for index, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if type_ in special_types or type_ == TokenType.USER_DEFINED
     ]

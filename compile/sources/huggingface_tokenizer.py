@@ -7,8 +7,9 @@ sentencepiece_model.proto that a BPE model uses are read.
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,17 +149,11 @@ class HuggingFaceTokenizer:
         self._path = path
         self._settings = read_json(path / "tokenizer_config.json", optional=True)
         self._bos_of_pieces: int | None = None  # the id in tokenizer.model, if that is the tokenizer
-        self.json = self._read_tokenizer()
-        try:
-            self._tokenizer = Tokenizer.from_str(self.json)
-        except Exception as error:  # the library raises bare Exception
-            raise CorruptSource(f"{path / 'tokenizer.json'} is no tokenizer ({error}); fetch it again") from error
-        self.ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        largest = max(self.ids.values(), default=-1)
-        if largest >= vocab_size:
-            raise CorruptSource(f"{path}: the tokenizer has id {largest}, the embedding {vocab_size} rows")
+        self._open(self._read_tokenizer())
         self.bos_token_id = self._bos_token_id(config, generation)
         self.eos_token_ids = self._eos_token_ids(config, generation)
+        if any(index >= vocab_size for index in self.ids.values()):
+            self._drop_added_tokens(vocab_size)
         self.add_bos_token = self._adds_bos()
         self.chat_template = self._read_chat_template()
 
@@ -174,6 +169,29 @@ class HuggingFaceTokenizer:
         vocabulary = vocabulary_from_sentencepiece(model.read_bytes(), add_bos_token=adds_bos)
         self._bos_of_pieces = vocabulary.bos_token_id
         return build_tokenizer_json(_with_added(vocabulary, self._settings.get("added_tokens_decoder") or {}))
+
+    def _open(self, document: str) -> None:
+        """Set the tokenizer, its JSON and its ids. Raises CorruptSource if the document is no tokenizer."""
+        self.json = document
+        try:
+            self._tokenizer = Tokenizer.from_str(document)
+        except Exception as error:  # the library raises bare Exception
+            raise CorruptSource(f"{self._path / 'tokenizer.json'} is no tokenizer ({error}); fetch it again") from error
+        self.ids = self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def _drop_added_tokens(self, vocab_size: int) -> None:
+        """Drop added tokens that have no row in the embedding, such as the image token of Gemma 3's text models.
+
+        Raises:
+            CorruptSource: a token of the model's own vocabulary has no row, or one that begins or ends a text.
+        """
+        own = self._tokenizer.get_vocab(with_added_tokens=False)
+        needed = {*own.values(), self.bos_token_id, *self.eos_token_ids}
+        dropped = {text: index for text, index in self.ids.items() if index >= vocab_size}
+        largest = max((index for index in dropped.values() if index in needed), default=None)
+        if largest is not None:
+            raise CorruptSource(f"{self._path}: the tokenizer has id {largest}, the embedding {vocab_size} rows")
+        self._open(_without_added(self.json, dropped.keys()))
 
     def _bos_token_id(self, config: Json, generation: Json) -> int | None:
         """Return the id of the beginning-of-sequence token, an encoder's `[CLS]`; None if no file declares one."""
@@ -232,6 +250,24 @@ def _with_added(vocabulary: Vocabulary, added: Json) -> Vocabulary:
         types.append(TokenType.CONTROL if added[key].get("special") else TokenType.USER_DEFINED)
         scores.append(0.0)
     return replace(vocabulary, tokens=tokens, types=types, scores=scores)
+
+
+def _without_added(document: str, dropped: Set[str]) -> str:
+    """Return a tokenizer.json without added tokens of these texts. Its post-processor does not insert them either."""
+    tokenizer = json.loads(document)
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in dropped]
+    whole = tokenizer.get("post_processor") or {}
+    for processor in whole.get("processors", [whole]):
+        if processor.get("type") == "TemplateProcessing":
+            inserted = processor["special_tokens"]
+            kept = {name: token for name, token in inserted.items() if dropped.isdisjoint(token["tokens"])}
+            processor["special_tokens"] = kept
+            for template in ("single", "pair"):
+                pieces = processor[template]
+                processor[template] = [
+                    piece for piece in pieces if "SpecialToken" not in piece or piece["SpecialToken"]["id"] in kept
+                ]
+    return json.dumps(tokenizer, ensure_ascii=False)
 
 
 def _ids_in(settings: Json, key: str) -> list[int]:

@@ -194,6 +194,29 @@ def test_unknown_characters_fall_back_to_bytes_and_decode_again() -> None:
     assert tokenizer.decode(encoding.ids) == "é a"
 
 
+def phi_metadata(name: str) -> dict[str, Any]:
+    """A SentencePiece vocabulary with special tokens of Phi-3's."""
+    tiny = tiny_vocabulary()
+    added = {"<|user|>": 3, "<|tool|>": 4, "<|endoftext|>": 3}
+    return {
+        "general.name": name,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*tiny.tokens, *added],
+        "tokenizer.ggml.token_type": [*map(int, tiny.types), *added.values()],
+        "tokenizer.ggml.scores": [*tiny.scores, *[0.0] * len(added)],
+    }
+
+
+@pytest.mark.parametrize("name", ["Phi-3 Mini", "phi3", "LLaMA v2"])
+@pytest.mark.parametrize("special", ["<|user|>", "<|tool|>", "</s>", "<|endoftext|>", "<s>", "<unk>"])
+def test_white_space_after_most_special_tokens_of_phi3_is_dropped(name: str, special: str) -> None:
+    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(phi_metadata(name))))
+    drops = name != "LLaMA v2" and special not in ("<|endoftext|>", "<s>", "<unk>")
+    after = ["▁ab"] if drops else ["▁", "<0x0A>", "ab"]
+    ids = encode(tokenizer, f"{special}\nab")
+    assert [tokenizer.id_to_token(index) for index in ids] == [special, *after]
+
+
 def proto_field(number: int, payload: bytes | int) -> bytes:
     if isinstance(payload, int):
         return bytes([number << 3, payload])

@@ -468,3 +468,52 @@ def test_damaged_json_is_corrupt(name: str, make_tiny: Make, write_huggingface: 
 def test_a_tokenizer_larger_than_the_embedding_is_corrupt(make_tiny: Make, write_huggingface: Make) -> None:
     with pytest.raises(CorruptSource, match="the tokenizer has id 30, the embedding 20 rows"):
         open_source(write_huggingface(make_tiny(vocab_size=20)))
+
+
+def write_added(path: Path, content: str, index: int, *, template: bool = False) -> None:
+    """Add a special token to the tokenizer.json in `path`; with `template`, it is inserted before each text."""
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": index, "content": content})
+    if template:
+        names = {"<|im_start|>": 1, content: index}
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        inserted = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
+        processor = {
+            "type": "TemplateProcessing",
+            "single": [*inserted, text],
+            "pair": [*inserted, text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {name: {"id": name, "ids": [each], "tokens": [name]} for name, each in names.items()},
+        }
+        tokenizer["post_processor"] = {"type": "Sequence", "processors": [processor]}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_an_added_token_without_a_row_in_the_embedding_is_dropped(
+    template: bool, make_tiny: Make, write_huggingface: Make
+) -> None:
+    """As google/gemma-3-1b-it has one for images, which a model of text cannot have."""
+    tiny = make_tiny()
+    path = write_huggingface(tiny)
+    write_added(path, "<image_é>", tiny.config.vocab_size, template=template)
+    with open_source(path) as source:
+        assert "<image_é>" not in source.tokenizer_json
+        assert (source.bos_token_id, source.eos_token_ids, source.add_bos_token) == (1, (2, 0), template)
+        tokenizer = Tokenizer.from_str(source.tokenizer_json)
+    encoded = tokenizer.encode("the<image_é>the<|im_end|>")
+    assert encoded.tokens == [*["<|im_start|>"] * template, "th", "e", *"image", "th", "e", "<|im_end|>"]
+    assert tokenizer.get_vocab_size() == tiny.config.vocab_size
+
+
+@pytest.mark.parametrize("content", ["<|eot_id|>", "<begin>", "<end>"])
+def test_a_token_that_begins_or_ends_texts_needs_a_row_in_the_embedding(
+    content: str, make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny()
+    size = tiny.config.vocab_size
+    path = write_huggingface(tiny, **({"eos_token_id": [2, size]} if content == "<end>" else {}))
+    write_added(path, content, size)
+    if content == "<begin>":
+        (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": content, "eos_token": "<|im_end|>"}))
+    with pytest.raises(CorruptSource, match=f"the tokenizer has id {size}, the embedding {size} rows"):
+        open_source(path)

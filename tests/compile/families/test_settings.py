@@ -217,6 +217,18 @@ def test_rotary_positions_by_type_of_layer_are_the_same(name: str) -> None:
     assert config_of(new) == config_of(old)
 
 
+def test_olmo3_has_one_base_and_scales_only_full_attention_where_positions_are_not_by_type_of_layer() -> None:
+    """As transformers 5 writes it: the sliding layers have no scaling, but the base is that of all layers."""
+    old = dict(families.FAMILIES["olmo3"].config)
+    new = {key: value for key, value in old.items() if not key.startswith("rope_")}
+    scaling: Any = old["rope_scaling"]
+    attentions = config_of(new | {"rope_parameters": {**scaling, "rope_theta": 8e6}}).attentions
+    ropes = [attention.rope for attention in attentions if attention.rope is not None]
+    assert [rope.theta for rope in ropes] == [8e6] * 4
+    assert [isinstance(rope.scaling, YarnScaling) for rope in ropes] == [False, False, False, True]
+    assert [rope.scaling is None for rope in ropes] == [True, True, True, False]
+
+
 @pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_only_the_27b_of_gguf_is_not_scaled_by_the_size_of_a_head(architecture: str, layers: int) -> None:
     scales = [gguf_config(architecture, num_hidden_layers=n).attentions[0].scale for n in (layers, layers - 1)]
