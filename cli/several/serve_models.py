@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,15 +89,13 @@ def serve_models(
         library.check()
     listed = [*read_models(named), *([] if library is None else library.entries)]
     specs = usable_specs(listed, spec_of, partial(warn, log_format=log_format))
-    with ExitStack() as open_until_the_end:
-        listener = open_until_the_end.enter_context(address.listen())
-        key_file = _key_file(options.api_keys, open_until_the_end)
+    with address.listen() as listener:
         decided = address.decided(listener, options)
         flags = WorkerFlags(
             shared,
             budget,
             log_format,
-            key_file=key_file,
+            keys=options.api_keys,
             hides_cached_text=hides_cached_text or not decided.tells_cached_text,
         )
         loader = WorkerLoader(
@@ -235,17 +230,6 @@ def _source_bytes(source: str) -> int | None:
         return None
     files = path.glob("*.safetensors") if path.is_dir() else part_paths(path)
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def _key_file(keys: Sequence[str], until: ExitStack) -> Path | None:
-    """Write the keys to a file for this user only, so that lists of processes do not show them; None without keys."""
-    if not keys:
-        return None
-    descriptor, name = tempfile.mkstemp(prefix="radixlm-keys-")
-    until.callback(Path(name).unlink, missing_ok=True)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write("".join(f"{key}\n" for key in keys))
-    return Path(name)
 
 
 def _say(text: str, log_format: str) -> None:

@@ -42,24 +42,27 @@ class WorkerFlags:
     Attributes:
         shared: flags for all models.
         store: folder in which each model has a store; None: no prefixes are saved to disk.
-        key_file: file with the API keys; None if there are none.
+        keys: the API keys.
     """
 
     shared: Sequence[str]
     memory_bytes: int
     log_format: str
     store: Path | None = None
-    key_file: Path | None = None
+    keys: Sequence[str] = ()
     hides_cached_text: bool = False
 
     def arguments(self, spec: ModelSpec, socket: Path) -> list[str]:
-        """Return the arguments of `radixlm` for one model and its socket."""
+        """Return the arguments of `radixlm` for one model and its socket.
+
+        Writes the keys to a file in the socket's folder.
+        """
         names = [argument for name in (spec.name, *spec.aliases) for argument in ("--model-id", name)]
         return [
             *("serve", "--uds", str(socket), "--log-format", self.log_format, "--shutdown-timeout", "0"),
             *("--memory-gb", f"{self.memory_bytes / 1e9:.9f}"),
             *names,
-            *([] if self.key_file is None else ["--api-key-file", str(self.key_file)]),
+            *(["--api-key-file", str(_key_file(self.keys, socket.parent))] if self.keys else []),
             *(["--hide-cached-text"] if self.hides_cached_text else []),
             *self.shared,
             *([] if spec.store is None else ["--store", spec.store]),
@@ -111,6 +114,17 @@ def parsed_flags(command: click.Command, source: str, flags: Sequence[str], plac
     except (click.ClickException, ArtifactError, ValueError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise InvalidParameter(f"{place}: {message}") from error
+
+
+def _key_file(keys: Sequence[str], folder: Path) -> Path:
+    """Write the keys to a file for this user only, so that lists of processes do not show them.
+
+    It is written for each process, because it may have been removed, and replaced whole, because another may read it.
+    """
+    file, new = folder / "keys", folder / "keys.new"
+    new.touch(mode=0o600)
+    new.write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+    return new.replace(file)
 
 
 def _arguments(param: click.Option, value: Any) -> Iterator[str]:

@@ -1,14 +1,16 @@
 """The application of a server with several models: forwards each request to the process of the model that it names.
 
-Knows where a request names its model, not what any endpoint does: requests to paths that are not the router's own are
-forwarded unchanged. A POST, PUT or PATCH loads its model. Other methods, which only read or delete, do not.
+Knows the paths of a model's server and where a request names its model, not what any endpoint does: requests to paths
+that are not the router's own are forwarded unchanged. A POST loads its model, unless its path has an id: what has an id
+is in the process of a loaded model. Other methods, which only read or delete, load no model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,18 +28,22 @@ from starlette.types import Message
 
 from ..errors import InvalidParameter
 from ..server.about import tell_version
+from ..server.app import OF_A_MODEL, OF_ALL
 from ..server.errors import HTTPError
 from ..server.http.access import App, Endpoint, access_middleware
-from ..server.http.api_keys import client_of
+from ..server.http.api_keys import api_key_of, client_of
 from ..server.http.connection import while_connected
 from ..server.http.forwarding import Forwarded, ServerGone
 from ..server.http.request_body import MAX_BODIES, BodyRoom, decode_repaired, is_json, read_body, require_json
 from ..server.ollama.about import tell_version as tell_ollamas_version
 from ..server.ollama.keep_alive import keep_alive_s
+from ..server.ollama.replies import OllamaChatReply, OllamaGenerateReply, OllamaMessageReply, OllamaReply, timestamp
 from ..server.openapi import OpenAPI
 from ..server.page import page_routes
 from ..server.request_log import METRICS_PATHS, RequestLog, record_of
+from ..server.served import json_response
 from ..server.server_options import ServerOptions
+from ..server.stored.batch_endpoints import batch_routes
 from .background import Background
 from .listing import OPERATIONS, Listing
 from .model_row import Lease, Row
@@ -52,7 +58,15 @@ RETRY_AFTER_S = 1
 _ASKS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods that load no model
 _OLLAMA = "/api/"
 _IN_BACKGROUND = "/responses"  # the requests that can ask for a reply after they have ended
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_BATCHES = "/batches"  # the requests that always do
+_FORWARDED = (*((path, "POST") for path in OF_A_MODEL), *OF_ALL, *batch_routes(None))
+"""Paths and methods of a model's server. Those that the router has, too, it does not forward."""
+_EMPTY = (b"", b"null", b'""', b"[]")  # a prompt or messages in JSON that generate nothing
+_LOAD_OR_UNLOAD: Mapping[str, Callable[..., OllamaReply]] = {
+    "/api/generate": OllamaGenerateReply,
+    "/api/chat": partial(OllamaChatReply, message=OllamaMessageReply()),
+}
+"""Endpoints that, without a prompt, only load or unload a model, and their replies."""
 _ADDED = (b"date", b"server", b"x-request-id")  # added to every response of the router
 _OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # not forwarded; the router has checked the first
 
@@ -98,7 +112,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions, library: 
         *page_routes(),
     ]
     log = Middleware(RequestLog, routes=[*routes], responses=responses)
-    routes.append(route("/{path:path}", forwarder.forward, *_METHODS))
+    routes += [route(path, forwarder.forward, *methods) for path, *methods in _FORWARDED]
 
     @asynccontextmanager
     async def running(app: Starlette) -> AsyncIterator[None]:
@@ -132,9 +146,13 @@ class Forwarder:
             ModelUnavailable: it could not be loaded.
         """
         with self._bodies.reading(client_of(request)) as room:
-            body = bytes(await read_body(request, max_bytes=self._max_body_bytes, room=room))
+            most = self._max_body_bytes
+            body = bytes(await read_body(request, max_bytes=most, room=room, is_one_value=is_json(request)))
             named = await _read(request, body)
-            rows = self._rows_of(request, named.model_of(request))
+            name = named.model_of(request)
+            rows = self._rows_of(request, name)
+            if named.only_unloads(request) and rows[0].state == "unloaded":
+                return _unloaded(request, name or rows[0].spec.name)
             return await while_connected(request.receive, self._first_found(rows, request, body, named))
 
     async def forget(self, request: Request) -> Response:
@@ -169,16 +187,17 @@ class Forwarder:
 
     def _rows_of(self, request: Request, name: str | None) -> Sequence[Row[ModelServer]]:
         """Return the models to try, in order."""
-        loaded = [row for row in self._table.rows if row.state == "loaded"]
+        loads = _loads_model(request)
+        present = [row for row in self._table.rows if row.state == "loaded" or (not loads and row.worker is not None)]
         if name is None:
             default = self._table.rows[0]
-            rows = loaded if request.method in _ASKS else [default, *(row for row in loaded if row is not default)]
+            rows = [default, *(row for row in present if row is not default)] if loads else present
             if not rows:
                 message = f"no model is loaded that could answer {request.url.path}; name one with ?model=, and load it"
                 raise HTTPError(404, message, code="not_found")
             return rows
         row = self._listing.named(name)
-        if request.method in _ASKS and row not in loaded:
+        if not loads and row not in present:
             message = f"{name} is {row.state}, and this request does not load models; send POST /models/load first"
             raise HTTPError(409, message, param="model", code="model_not_loaded")
         return [row]
@@ -188,7 +207,7 @@ class Forwarder:
     ) -> Response:
         """Return the first response that is not 404, or the last model's 404."""
         for row in rows:
-            lease = await self._table.lease(row, is_use=request.method not in _ASKS)
+            lease = await self._table.lease(row, is_use=_loads_model(request))
             messages = lease.worker.ask(request.method, _target_of(request, row), _headers_of(request), body)
             is_forwarded = False
             try:
@@ -208,12 +227,25 @@ class Forwarder:
         raise AssertionError("there is a model to try")
 
     def _ended(self, lease: Lease[ModelServer], named: _Named, request: Request) -> None:
-        if named.background and request.url.path.endswith(_IN_BACKGROUND):  # also "true", which models accept
-            self._background.hold(lease, _headers_of(request))
+        path = request.url.path
+        is_batch = path.endswith(_BATCHES) and _loads_model(request)
+        if is_batch or (named.background and path.endswith(_IN_BACKGROUND)):  # also "true", which models accept
+            self._background.hold(lease, _headers_of(request), api_key_of(request), is_batch=is_batch)
         else:
             lease.release()
         if (seconds := named.keep_alive_s) is not None:
             self._table.keep_alive(lease.row, seconds)
+
+
+def _unloaded(request: Request, name: str) -> Response:
+    """Return the reply of a model's server to a request that only unloads it."""
+    reply = _LOAD_OR_UNLOAD[request.scope["path"]]
+    return json_response(reply(model=name, created_at=timestamp(time.time()), done=True, done_reason="unload"))
+
+
+def _loads_model(request: Request) -> bool:
+    """Return whether a request loads its model: it creates something, and does not change what has an id."""
+    return request.method not in _ASKS and not request.path_params
 
 
 async def _whole(
@@ -244,12 +276,21 @@ class _Named(msgspec.Struct):
     name: object = None
     keep_alive: object = None
     background: object = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
 
     def model_of(self, request: Request) -> str | None:
         """Return the model that the query or the body names, or None."""
         in_body = self.model or (self.name if request.url.path.startswith(_OLLAMA) else None)
         name = request.query_params.get("model", in_body)
         return name if isinstance(name, str) and name else None
+
+    def only_unloads(self, request: Request) -> bool:
+        """Return whether the request does nothing but unload its model."""
+        path = request.scope["path"]
+        if path not in _LOAD_OR_UNLOAD or self.keep_alive_s != 0:
+            return False
+        return bytes(self.prompt if path == "/api/generate" else self.messages) in _EMPTY
 
     @property
     def keep_alive_s(self) -> float | None:

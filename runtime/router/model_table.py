@@ -100,14 +100,15 @@ class ModelTable(Generic[W]):
         """Return the right to use a model. Loads it first if needed.
 
         Args:
-            is_use: count as a use of the model, which postpones its unloading.
+            is_use: count as a use of the model, which postpones its unloading. Others do not wait while it unloads,
+                because its last requests may wait for them.
 
         Raises:
             ModelTooLarge: it does not fit into the memory.
             ModelFailed: it could not be loaded, or was removed.
             EngineClosed: the table stops its workers.
         """
-        while row.unloading is not None:
+        while row.unloading is not None and (is_use or row.worker is None):
             await asyncio.shield(row.unloading)
         if row.is_removed:
             raise ModelFailed(f"{row.spec.name} was deleted")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import tempfile
@@ -145,7 +146,7 @@ class WorkerLoader:
 
     Args:
         command: a command that reads its arguments from standard input, as a line of JSON, and ends when that closes.
-        arguments_of: returns the arguments for a model and its socket.
+        arguments_of: returns the arguments for a model and its socket, whose folder only this user can access.
         environment: environment of the processes.
         headers: headers for requests to the models, with an API key if there are any.
         say: called with each line that a process writes.
@@ -164,7 +165,7 @@ class WorkerLoader:
     ) -> None:
         self._command, self._arguments_of, self._environment = command, arguments_of, environment
         self._headers, self._say, self._keeps_spare = headers, say, keeps_spare
-        self._folder = Path(tempfile.mkdtemp(prefix="radixlm-"))  # accessible to this user only
+        self._folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
         self._numbers = count()
         self._spare: asyncio.Task[WorkerProcess] | None = None
 
@@ -177,7 +178,7 @@ class WorkerLoader:
         """Start a model's process, and return it when it serves requests."""
         worker = await self._take()
         try:
-            socket = self._folder / f"{next(self._numbers)}.sock"
+            socket = self._private_folder() / f"{next(self._numbers)}.sock"
             worker.begin(spec.name, self._arguments_of(spec, socket), socket)
             await worker.wait_until_ready(self._headers, progressed)
         except BaseException:
@@ -193,6 +194,14 @@ class WorkerLoader:
             await (await self._spare).kill()
             self._spare = None
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _private_folder(self) -> Path:
+        """Return the folder for sockets, which only this user can access; a new one if systemd-tmpfiles removed it."""
+        with suppress(FileNotFoundError):
+            if self._folder.lstat().st_uid == os.getuid():  # else another user has taken the name
+                return self._folder
+        self._folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
+        return self._folder
 
     async def _take(self) -> WorkerProcess:
         """Return the spare process, or a new one."""

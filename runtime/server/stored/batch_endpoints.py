@@ -117,7 +117,7 @@ class BatchEndpoints:
         stored, scope = stored_by(models), _scope(request)
         batch = await stored.batches.cancel(scope, request.path_params["batch_id"])
         assert self._runner is not None, "a server that stores batches runs them"
-        self._runner.begin()  # it may have failed, and ends the batch
+        self._runner.begin()  # it may have stopped; it ends the batch
         return json_response(batch)
 
     async def _read(self, models: Models, request: Request) -> BatchRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,24 @@ def test_it_stops_when_it_is_told_to_with_all_its_processes() -> None:
         assert not any(map(is_alive, workers))
 
 
+def test_a_model_is_loaded_after_the_folder_of_sockets_and_keys_was_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with served("--models", "one.radixlm", "--api-key", "sk-one") as server:
+        server.client.headers["Authorization"] = "Bearer sk-one"
+        for _ in range(2):
+            [folder] = tmp_path.glob("radixlm-*")
+            shutil.rmtree(folder)
+            assert server.chat("one").status_code == 200
+            assert server.client.post("/models/unload", json={"model": "one"}).status_code == 200
+        [folder] = tmp_path.glob("radixlm-*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 143
+        assert not [*tmp_path.glob("radixlm-*")]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_while_a_model_loads_is_a_clean_stop(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
@@ -222,7 +241,7 @@ def test_what_is_wrong_is_said_before_anything_listens(arguments: list[str], say
     assert "serving" not in result.output
 
 
-def test_the_processes_get_the_flags_that_are_not_the_routers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_get_the_flags_that_are_not_the_routers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = [
         *("--models", "a.radixlm", "--port", "9", "--kv-cache-gb", "2", "--no-idle-work", "--strict"),
         *("--cors-origin", "https://a.example", "--store", "s", "--store-gb", "5", "--api-key", "x"),
@@ -234,12 +253,17 @@ def test_the_processes_get_the_flags_that_are_not_the_routers(monkeypatch: pytes
     assert sorted(shared) == sorted(["--kv-cache-gb", "2", "--no-idle-work", "--strict", "--store-gb", "5"])
     environment = worker_environment(context)
     assert "RADIXLM_PORT" not in environment and environment["RADIXLM_MAX_QUEUE"] == "7"
-    flags = WorkerFlags(shared, 8_000_000_000, "json", key_file=Path("keys"), hides_cached_text=True)
+    flags = WorkerFlags(shared, 8_000_000_000, "json", keys=("sk-1", "sk-2"), hides_cached_text=True)
     spec = ModelSpec("a", "a.radixlm", aliases=("*",), flags=("--kv-cache-gb", "1"), store="s/a")
-    params = command.make_context("serve", flags.arguments(spec, Path("a.sock"))[1:]).params
-    assert (params["model"], params["unix_socket"], params["model_ids"]) == ("a.radixlm", Path("a.sock"), ("a", "*"))
+    socket, keys = tmp_path / "a.sock", tmp_path / "keys"
+    params = command.make_context("serve", flags.arguments(spec, socket)[1:]).params
+    assert (params["model"], params["unix_socket"], params["model_ids"]) == ("a.radixlm", socket, ("a", "*"))
     assert (params["memory_bytes"], params["kv_cache_bytes"]) == (8_000_000_000, 1_000_000_000)
-    assert (params["store"], params["api_key_files"], params["is_strict"]) == ("s/a", (Path("keys"),), True)
+    assert (params["store"], params["api_key_files"], params["is_strict"]) == ("s/a", (keys,), True)
+    for _ in range(2):
+        assert keys.read_text() == "sk-1\nsk-2\n" and keys.stat().st_mode & 0o777 == 0o600
+        keys.unlink()
+        flags.arguments(spec, socket)
     assert params["hide_cached_text"] and params["log_format"] == "json" and params["shutdown_timeout"] == 0
     with pytest.raises(InvalidParameter, match="--model-id is for one model"):
         context = command.make_context("serve", ["--models", "a.radixlm", "--model-id", "x"])

@@ -13,12 +13,16 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from radixlm.runtime.router import background
+from radixlm.runtime.router.app import router_app
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.request_fields import MAX_VALUES
 from radixlm.runtime.server.server_options import ServerOptions
+from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from .served_models import KEYS, Models, engine_of, models
+from .served_models import KEYS, Models, engine_of, models, until
 
 SMALL, LARGE = ModelSpec("small", source="", context_length=512), ModelSpec("large", source="", aliases=("big",))
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "seed": 1}
@@ -89,7 +93,8 @@ def test_a_name_that_no_model_has_is_404_and_loads_nothing() -> None:
     async def play(found: Models) -> None:
         for path, body in REQUESTS.items():
             answer = await found.client.post(path, json=body | {"model": "other"})
-            assert answer.status_code == 404 and "'small' and 'large' and 'big'" in answer.text
+            says = "there is no endpoint" if path == "/v1/nothing" else "'small' and 'large' and 'big'"
+            assert answer.status_code == 404 and says in answer.text
         assert found.states == ["unloaded"] * 2
 
     run(play)
@@ -136,10 +141,12 @@ def test_a_body_with_lone_surrogates_goes_to_the_model_that_it_names() -> None:
     run(play)
 
 
-def test_a_form_is_the_first_models() -> None:
+def test_a_form_is_the_first_models_and_has_any_number_of_values() -> None:
     async def play(found: Models) -> None:
-        form = {"file": ("a.jsonl", b"{}"), "purpose": (None, b"batch")}
-        assert (await found.client.post("/v1/files", files=form)).status_code in (200, 404)
+        lines = b"[1,2]\n" * MAX_VALUES
+        form = {"file": ("a.jsonl", lines), "purpose": (None, b"batch")}
+        answer = await found.client.post("/v1/files", files=form)
+        assert (answer.status_code, answer.json()["bytes"]) == (200, len(lines))
         assert found.states == ["loaded", "unloaded"]
 
     run(play)
@@ -159,6 +166,83 @@ def test_a_get_loads_nothing_and_asks_the_loaded_models_in_turn() -> None:
         assert (await found.client.get("/v1/responses/resp_1")).status_code == 404
 
     run(play)
+
+
+def test_a_path_that_no_model_has_is_404_and_loads_nothing() -> None:
+    alone = TestClient(create_app(engine_of("small")))  # type: ignore[arg-type]
+
+    async def play(found: Models) -> None:
+        for path in (
+            "/api/event_logging/batch",
+            "/v1/nothing",
+            "/v1/chat/completion",
+            "/chat/completions",
+            "/v1/files/a/b",
+        ):
+            for method in ("POST", "PUT", "GET"):
+                answer, wanted = await found.client.request(method, path), alone.request(method, path)
+                assert (answer.status_code, answer.json()) == (404, wanted.json())
+        refused, wanted = await found.client.put("/v1/responses", json={}), alone.put("/v1/responses", json={})
+        assert (refused.status_code, refused.json()) == (405, wanted.json())
+        assert found.states == ["unloaded"] * 2
+
+    run(play)
+
+
+def test_the_router_has_every_path_and_method_of_a_models_server() -> None:
+    def known(app: Starlette) -> set[tuple[str, str]]:
+        routes = [route for route in app.routes if isinstance(route, Route)]
+        return {(route.path, method) for route in routes for method in route.methods or ()}
+
+    async def play(found: Models) -> None:
+        alone, router = create_app(engine_of("small")), router_app(found.table, ServerOptions())  # type: ignore[arg-type]
+        assert known(alone) <= known(router)
+
+    run(play)
+
+
+def test_a_post_to_an_id_asks_the_loaded_models_and_loads_none() -> None:
+    paths = ("/v1/responses/resp_1/cancel", "/v1/batches/b/cancel", "/v1/conversations/c", "/v1/conversations/c/items")
+
+    async def play(found: Models) -> None:
+        for path in paths:
+            answer = await found.client.post(path, json={})
+            assert answer.status_code == 404 and "no model is loaded that could answer" in answer.text
+            assert (await found.client.post(path, json={}, params={"model": "large"})).status_code == 409
+        assert found.states == ["unloaded"] * 2
+        made = await found.client.post("/v1/conversations", json={}, params={"model": "large"})
+        changed = {"metadata": {"a": "b"}}
+        answer = await found.client.post(f"/v1/conversations/{made.json()['id']}", json=changed)
+        assert answer.json() == made.json() | changed
+        for path in paths:
+            assert (await found.client.post(path, json={})).status_code in (400, 404)
+        assert found.states == ["unloaded", "loaded"]
+
+    run(play)
+
+
+def test_a_response_that_keeps_its_model_from_being_unloaded_can_be_read_and_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "LOOKS_S", 0.01)
+
+    async def play(found: Models) -> None:
+        engine = found.engines["large"]
+        engine.go_on.clear()
+        engine.engine_stats = replace(engine.engine_stats, num_running=1)
+        body = {"model": "large", "input": "Hi", "background": True}
+        path = f"/v1/responses/{(await found.client.post('/v1/responses', json=body)).json()['id']}"
+        chat = asyncio.create_task(found.client.post("/v1/chat/completions", json=CHAT))
+        await until(lambda: found.states[1] == "unloading")
+        for params in ({}, {"model": "large"}):
+            assert (await found.client.get(path, params=params)).json()["status"] == "in_progress"
+        assert (await found.client.post(path + "/cancel")).json()["status"] == "cancelled"
+        engine.engine_stats = replace(engine.engine_stats, num_running=0)
+        assert (await chat).status_code == 200
+        assert found.states == ["loaded", "unloaded"]
+
+    specs = (replace(spec, needed_bytes=10) for spec in (SMALL, LARGE))
+    run(play, *specs, memory_bytes=15)
 
 
 def test_models_are_listed_with_their_states_and_loaded_and_unloaded_by_hand() -> None:
@@ -413,6 +497,59 @@ def test_responses_in_the_background_share_one_look_at_their_model(
                 await asyncio.sleep(0.02)
 
     run(play, unload_after_s=0.05)
+
+
+@pytest.mark.parametrize("keys", [(), KEYS])
+def test_a_batch_keeps_its_model_loaded_between_its_requests(
+    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has no request here: `/health` does not count the fake one's."""
+    monkeypatch.setattr(background, "LOOKS_S", 0.01)
+
+    async def play(found: Models) -> None:
+        engine, client = found.engines["small"], found.client
+        engine.go_on.clear()
+        for key in keys[:1]:  # the model is held for another client already
+            client.headers["authorization"] = f"Bearer {key}"
+            await client.post("/v1/responses", json={"input": "Hi", "background": True})
+        for key in keys[1:]:
+            client.headers["authorization"] = f"Bearer {key}"
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+        form = {"file": ("a.jsonl", json.dumps(line).encode()), "purpose": (None, b"batch")}
+        file = (await client.post("/v1/files", files=form)).json()
+        body = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
+        batch = (await client.post("/v1/batches", json=body)).json()
+        await asyncio.sleep(0.3)
+        assert found.states[0] == "loaded" and found.table.rows[0].num_requests == 1
+        assert (await client.get(f"/v1/batches/{batch['id']}")).json()["status"] == "in_progress"
+        engine.go_on.set()
+        async with asyncio.timeout(10):
+            await until(lambda: found.states[0] == "unloaded")
+
+    run(play, unload_after_s=0.05, options=ServerOptions(api_keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/api/chat", {"messages": CHAT["messages"]}), ("/api/generate", {"prompt": "Hi"})]
+)
+def test_ollamas_keep_alive_of_nothing_does_not_load_a_model(path: str, prompt: dict[str, Any]) -> None:
+    async def play(found: Models) -> None:
+        body = {"model": "big", "keep_alive": 0}
+        [field] = prompt
+        for empty in ({}, {field: None}, {field: type(prompt[field])()}):
+            unloaded = await found.client.post(path, json=body | empty)
+            assert not found.loaded
+        assert (await found.client.post(path, json=body | {"model": "other"})).status_code == 404
+        await found.client.post("/models/load", json={"model": "big"})
+        wanted = await found.client.post(path, json=body)
+        assert wanted.json()["done_reason"] == "unload"
+        assert plain(unloaded.json()) == plain(wanted.json())
+        async with asyncio.timeout(10):
+            await until(lambda: found.states[1] == "unloaded")
+        answer = await found.client.post(path, json=body | prompt)
+        assert "I am large" in answer.text and len(found.loaded) == 2
+
+    run(play)
 
 
 def test_ollamas_keep_alive_of_nothing_unloads_the_model_after_the_answer() -> None:
