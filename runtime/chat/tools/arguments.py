@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from ..scan import Scan
 from .format_texts import Specials, json_expression
 
+T = TypeVar("T")
 Schema = Mapping[str, Any]
 MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name, in grammars of ours
 _HALF: Final = re.compile("[\ud800-\udfff]")
+_MAX_FLOAT: Final = sys.float_info.max
 
 
 def without_halves(text: str) -> str:
@@ -26,6 +29,15 @@ def without_halves(text: str) -> str:
     'a\ufffd'
     """
     return _HALF.sub("\ufffd", text)
+
+
+def value_without_halves(value: T) -> T:
+    """Return a copy of a decoded JSON value with U+FFFD in place of lone surrogates in its texts and names.
+
+    Pairs of surrogates become one character.
+    """
+    copied: T = json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
+    return copied
 
 
 class ArgumentStyle(Protocol):
@@ -52,6 +64,10 @@ class ArgumentStyle(Protocol):
             schema: JSON schema of the arguments; empty if unknown.
             ends: tags, one of which follows the arguments; empty if none does.
         """
+        ...
+
+    def enforces(self, schema: Schema) -> bool:
+        """Return whether rules can enforce all that describes the arguments, not only their `properties`."""
         ...
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
@@ -130,6 +146,9 @@ class _JsonArguments:
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return _JsonReader()
 
+    def enforces(self, schema: Schema) -> bool:
+        return True
+
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         rule = json_expression({"type": "object", **schema}, is_strict=is_strict, is_loose=self._is_loose)
         return [f"{name}: {rule}"]
@@ -186,6 +205,8 @@ class _JsonReader:
 def read_cut(text: str) -> dict[str, Any]:
     """Return a decoded JSON object, or the readable part of an incomplete one; `{}` if nothing is readable.
 
+    It can be encoded again: it has no lone surrogates, and the largest floats in place of numbers above them.
+
     >>> read_cut('{"path": "a.py", "lines": [1, 2], "text": "x = \\\\"1')
     {'path': 'a.py', 'lines': [1, 2], 'text': 'x = "1'}
     """
@@ -218,9 +239,14 @@ def read_cut(text: str) -> dict[str, Any]:
         candidates.insert(0, text + end)
     for candidate in candidates:
         try:
-            read = json.loads(candidate)
+            read = value_without_halves(json.loads(candidate, parse_float=_finite))
         except (ValueError, RecursionError):
             continue
         if isinstance(read, dict):
             return read
     return {}
+
+
+def _finite(text: str) -> float:
+    """Return a number, or the largest float of its sign: JSON cannot say infinity, and replies would have null."""
+    return max(-_MAX_FLOAT, min(float(text), _MAX_FLOAT))

@@ -15,7 +15,17 @@ from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
 from .format_texts import Rules, Specials, json_expression, quoted
 from .literal_reader import LiteralReader
 from .raw_text import enumerated_values, length_quantifier, text_rules, unenforced_keywords
-from .schema_types import ANY, STRING, Types, follow_reference, standalone, target, types_of
+from .schema_types import (
+    ANY,
+    ELSEWHERE,
+    STRING,
+    Types,
+    extra_properties,
+    follow_reference,
+    standalone,
+    target,
+    types_of,
+)
 
 _MAX_DEPTH: Final = 48  # of nested schemas that are enforced
 _WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
@@ -51,6 +61,9 @@ class LiteralArguments:
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return LiteralReader(self.quote)
+
+    def enforces(self, schema: Schema) -> bool:
+        return ELSEWHERE.isdisjoint(schema)
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         found = _LiteralRules(name, self, schema, is_strict, specials)
@@ -130,7 +143,7 @@ class _LiteralRules:
         items = self.style.in_order(properties) if isinstance(properties, Mapping) else []
         required = schema.get("required")
         required = required if isinstance(required, list) else []
-        extra = schema.get("additionalProperties", not items)
+        extra = extra_properties(schema, self.schema)
         needed, others = list[str](), list[str]()
         for number, (key, each) in enumerate(items):
             own = f"{name}_{number}"

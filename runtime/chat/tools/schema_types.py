@@ -16,6 +16,8 @@ Types = frozenset[str]
 
 ANY: Final[Types] = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 STRING: Final[Types] = frozenset(("string",))
+ELSEWHERE: Final = frozenset(("$ref", "allOf", "anyOf", "oneOf", "patternProperties"))
+"""Keywords that describe an object besides its `properties`."""
 _ROOT: Final = "the whole"  # name of the whole schema as a definition
 _MAX_DEPTH = 16  # of schemas that refer to or combine others
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
@@ -65,6 +67,78 @@ def types_of(
         types &= inner(each)
     seen[id(schema)] = types
     return types
+
+
+def types_of_property(
+    key: str,
+    schema: object,
+    root: Mapping[str, Any],
+    seen: dict[int, Types] | None = None,
+    *,
+    _found: dict[int, Types | None] | None = None,
+    _depth: int = 0,
+) -> Types | None:
+    """Return the names of the JSON types that a schema within `root` allows for the property `key`.
+
+    Its reference, and the branches of `allOf`, `anyOf` and `oneOf`, can describe the property. None if nothing does.
+
+    >>> schema = {"oneOf": [{"properties": {"a": {"type": kind}}} for kind in ("string", "null")] + [{}]}
+    >>> sorted(types_of_property("a", schema, schema)), types_of_property("b", schema, schema)
+    (['null', 'string'], None)
+
+    Args:
+        seen: as in `types_of`.
+    """
+    found = {} if _found is None else _found  # by the schemas' ids
+    if not isinstance(schema, Mapping) or _depth > _MAX_DEPTH:
+        return None
+    if id(schema) in found:
+        return found[id(schema)]
+    found[id(schema)] = None  # preliminary, because a schema can lead back here
+    inner = partial(types_of_property, key, root=root, seen=seen, _found=found, _depth=_depth + 1)
+    named, extra = schema.get("properties"), schema.get("additionalProperties")
+    every = list[Types | None]()
+    if isinstance(named, Mapping) and key in named:
+        every.append(types_of(named[key], root, seen))
+    elif extra and isinstance(extra, Mapping):
+        every.append(types_of(extra, root, seen))
+    branches = {way: schema[way] for way in ("allOf", "anyOf", "oneOf") if isinstance(schema.get(way), list)}
+    every += map(inner, [resolved(schema.get("$ref"), root), *branches.pop("allOf", ())])
+    for each in branches.values():
+        ways = [types for types in map(inner, each) if types is not None]
+        every += [frozenset().union(*ways)] if ways else []
+    known = [types for types in every if types is not None]
+    found[id(schema)] = types = ANY.intersection(*known) if known else None
+    return types
+
+
+def extra_properties(schema: Mapping[str, Any], root: Mapping[str, Any]) -> object:
+    """Return the schema of the members that the `properties` of an object's schema do not name.
+
+    False if there can be none. That is the default if `properties` name some, and the schema describes no others: in
+    its reference, in branches or by patterns.
+    """
+    named, others = _names_of(schema), set[str]()
+    left, seen = [schema], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each.get("patternProperties"):
+            return {}
+        others |= _names_of(each)
+        inner = [resolved(each.get("$ref"), root)]
+        inner += [
+            branch for way in ("allOf", "anyOf", "oneOf") if isinstance(each.get(way), list) for branch in each[way]
+        ]
+        left += [branch for branch in inner if isinstance(branch, Mapping)]
+    return schema.get("additionalProperties", not named or others > named)
+
+
+def _names_of(schema: Mapping[str, Any]) -> set[str]:
+    properties = schema.get("properties")
+    return set(properties) if isinstance(properties, Mapping) else set()
 
 
 def follow_reference(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:

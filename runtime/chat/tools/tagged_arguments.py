@@ -14,7 +14,20 @@ from ..scan import overlap
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema, StepReader
 from .format_texts import Rules, Specials, json_expression, lexeme_rule, loose, loose_after_white, match_pieces, quoted
 from .raw_text import text_rules
-from .schema_types import ANY, STRING, Types, as_json, cut_as_json, follow_reference, standalone, string, types_of
+from .schema_types import (
+    ANY,
+    ELSEWHERE,
+    STRING,
+    Types,
+    as_json,
+    cut_as_json,
+    extra_properties,
+    follow_reference,
+    standalone,
+    string,
+    types_of,
+    types_of_property,
+)
 
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
 
@@ -44,6 +57,9 @@ class TaggedArguments:
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return _TaggedReader(self, schema, [self.open, *ends])
+
+    def enforces(self, schema: Schema) -> bool:
+        return ELSEWHERE.isdisjoint(schema)
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         return _TaggedRules(self, schema, is_strict, specials).rules(name)
@@ -131,7 +147,7 @@ class _TaggedReader(StepReader):
         if self._style.before_string is not None:
             self._types = STRING if mark == self._style.before_string else ANY - STRING
         else:
-            self._types = types_of(_schema_of(self._schema, key), self._schema, self._seen)
+            self._types = types_of_property(key, self._schema, self._schema, self._seen) or ANY
         self._is_known, self._read = key in self._keys, self._read_value
         if self._is_known:
             return "", at + length
@@ -197,7 +213,7 @@ class _TaggedRules:
         properties = properties if isinstance(properties, Mapping) else {}
         required = self.schema.get("required")
         required = required if isinstance(required, list) else []
-        extra = self.schema.get("additionalProperties", not properties)
+        extra = extra_properties(self.schema, self.schema)
         needed, others, rules = list[str](), list[str](), Rules()
         for number, (key, schema) in enumerate(properties.items()):
             (needed if key in required else others).append(f"{name}_{number}")
@@ -265,18 +281,6 @@ class _TaggedRules:
 
     def _quoted(self, text: str) -> str:
         return quoted(text, self.specials)
-
-
-def _schema_of(schema: Schema, key: str) -> object:
-    """Return the schema of the argument `key`: of its property, else `additionalProperties`, else `{}`.
-
-    Args:
-        schema: of all arguments.
-    """
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and key in properties:
-        return properties[key]
-    return schema.get("additionalProperties", {})
 
 
 def _mark_length(mark: str, held: str) -> int:

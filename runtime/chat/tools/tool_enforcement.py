@@ -163,7 +163,8 @@ class ToolEnforcement:
                 if tool.is_strict:
                     asked = without_descriptions(tool.parameters), True
                 else:
-                    asked = enforceable(tool.parameters, level)
+                    reduced, is_whole = enforceable(tool.parameters, level)
+                    asked = reduced, is_whole and self._format.arguments.enforces(reduced)
             except InvalidGrammar as error:
                 raise self._refusal(error, place) from error
             self._schemas[place, level] = asked

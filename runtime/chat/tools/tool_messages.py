@@ -16,7 +16,7 @@ from ...errors import InvalidRequest
 from ..reasoning_format import FIELD
 from ..spelled_json import SpelledJson, to_json
 from ..turns import grouped
-from .arguments import read_cut, without_halves
+from .arguments import read_cut, value_without_halves
 from .call_history import GeneratedArguments
 from .tool_format import HeadedFormat, ToolFormat
 
@@ -47,6 +47,7 @@ def for_template(
     messages = [_with_one_text(message) for message in messages]
     for message in messages:
         _calls(message)  # first, to refuse other shapes
+    messages = _with_ordered_results(messages)
     if format.writes_ids:
         messages = _with_short_ids(messages)
     elif format.id_text:
@@ -86,6 +87,25 @@ def _with_one_text(message: Message) -> Message:
                 f'a part of a content is {part!r:.60}; send {{"type": "text", "text": ...}}, or one text'
             )
     return {**message, "content": "".join(map(str, texts))}
+
+
+def _with_ordered_results(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with the results after several calls in the order of the calls.
+
+    Clients may append results as they complete, and templates without ids give the first result to the first call.
+    Results of unknown calls come last. The order is kept if two calls have the same id.
+    """
+    ordered = list[Message]()
+    places: dict[str, int] = {}  # of the last message's calls, by id
+    for group in grouped(messages, lambda group, message: group[0].get("role") == message.get("role") == "tool"):
+        if group[0].get("role") == "tool":
+            group.sort(key=lambda result: places.get(str(result.get("tool_call_id")), len(places)))
+        calls = _calls(group[0])
+        places = {str(call.get("id")): place for place, call in enumerate(calls)}
+        if len(places) < len(calls):
+            places = {}
+        ordered += group
+    return ordered
 
 
 def short_id(call_id: object) -> str:
@@ -314,7 +334,7 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"the arguments of the call of {name!r} are {text!r:.60}; they must be a JSON object")
     if _ESCAPED_HALF.search(text or ""):  # perhaps of a pair, which was decoded
-        arguments = json.loads(without_halves(json.dumps(arguments, ensure_ascii=False)))
+        arguments = value_without_halves(arguments)
     return SpelledJson(arguments, text) if isinstance(text, GeneratedArguments) else arguments
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
-from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES
+from radixlm.runtime.chat.tools.arguments import Schema
+from radixlm.runtime.chat.tools.known_formats import GEMMA, HARMONY, HERMES, LFM, QWEN_CODER
 from radixlm.runtime.chat.tools.tool_enforcement import ToolEnforcement
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolChoice, ToolFormat
 from radixlm.runtime.errors import InvalidGrammar, InvalidParameter
 
+from ..test_grammars import Bench
 from .test_tool_format import FORMATS, NOW, WEATHER
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    bench = Bench("smollm2")
+    yield bench
+    bench.grammars.close()
 
 
 def held(format: ToolFormat, tools: list[Tool], content: Grammar | None = None) -> ToolEnforcement:
@@ -72,3 +83,26 @@ def test_as_many_schemas_as_have_room_are_enforced(choice: ToolChoice, num_value
     found = ToolEnforcement(HERMES, tools, choice, is_parallel=True, content=None, field_of=str)
     assert found.grammar is not None and 0.95 * MAX_GRAMMAR_LENGTH < len(found.grammar.text) <= MAX_GRAMMAR_LENGTH
     assert found.loose
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_more_allowed"),
+    [
+        ({"oneOf": [{"properties": {"b": {"type": "integer"}}}, {"required": ["a"]}]}, True),
+        ({"$ref": "#/$defs/more", "$defs": {"more": {"properties": {"b": {}}}}}, True),
+        ({"patternProperties": {"^b": {}}, "additionalProperties": False}, True),
+        ({"allOf": [{"patternProperties": {"^b": {}}}]}, True),
+        ({"anyOf": [{"required": ["a"]}, {"properties": {"a": {"const": "x"}}}]}, False),
+    ],
+    ids=["oneOf", "$ref", "pattern", "pattern in allOf", "no more names"],
+)
+@pytest.mark.parametrize("format", [QWEN_CODER, GEMMA, LFM], ids=["qwen-coder", "gemma", "lfm"])
+def test_arguments_that_are_described_besides_the_properties_are_allowed_and_not_all_enforced(
+    bench: Bench, format: ToolFormat, parameters: Schema, is_more_allowed: bool
+) -> None:
+    """They were forbidden, and the schema was said to be enforced."""
+    tool = Tool("f", {"type": "object", "properties": {"a": {"type": "string"}}, **parameters})
+    enforcement = held(format, [tool])
+    assert enforcement.grammar is not None and enforcement.loose == [0] and held(HERMES, [tool]).loose == []
+    assert bench.follows(enforcement.grammar, format.text_of([("f", '{"a": "x"}')]))
+    assert bench.follows(enforcement.grammar, format.text_of([("f", '{"b": 5, "a": "x"}')])) is is_more_allowed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.chat.tools.known_formats import FUNCTION_GEMMA, GEMMA, GLM, LFM, QWEN_CODER
 from radixlm.runtime.chat.tools.raw_text import _MAX_SEEN, enumerated_values, unenforced_keywords
-from radixlm.runtime.chat.tools.schema_types import ANY, resolved, types_of
+from radixlm.runtime.chat.tools.schema_types import ANY, STRING, Types, resolved, types_of, types_of_property
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.errors import InvalidGrammar
 
@@ -51,6 +51,44 @@ def test_a_schema_that_is_itself_is_of_any_type() -> None:
     loop = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}}}
     assert types_of(loop["$defs"]["a"], loop) == ANY
     assert types_of({"$ref": "#"}, {"$ref": "#"}) == ANY
+
+
+INTEGER = frozenset(("integer",))
+TEXT = {"properties": {"a": {"type": "string"}}}
+NUMBER = {"properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        (TEXT, STRING),
+        ({"$ref": "#/$defs/text"}, STRING),
+        ({"$ref": "#/definitions/text"}, STRING),
+        ({"$ref": "#/$defs/again"}, STRING),
+        ({"allOf": [{"properties": {"b": {}}}, {"$ref": "#/$defs/text"}]}, STRING),
+        ({"oneOf": [{"required": ["b"]}, TEXT, {"anyOf": [TEXT]}]}, STRING),
+        ({"anyOf": [TEXT, NUMBER]}, STRING | INTEGER),
+        ({"anyOf": [TEXT, NUMBER], "allOf": [TEXT]}, STRING),
+        ({**TEXT, "oneOf": [{"properties": {"a": {"minLength": 1}}}, {"properties": {"a": {}}}]}, STRING),
+        ({"anyOf": [{"$ref": "#"}, TEXT]}, STRING),
+        ({"$ref": "#/$defs/extra"}, STRING),
+        ({"properties": {"b": {}}, "allOf": 5, "anyOf": [5], "$ref": "#/nothing"}, None),
+    ],
+)
+def test_a_property_is_described_anywhere_in_the_schema_of_an_object(
+    schema: dict[str, Any], types: Types | None
+) -> None:
+    shared = {"text": TEXT, "again": {"$ref": "#/$defs/text"}, "extra": {"additionalProperties": {"type": "string"}}}
+    root = {**schema, "$defs": shared, "definitions": shared}
+    assert types_of_property("a", root, root) == types
+
+
+@pytest.mark.parametrize("way", ["anyOf", "oneOf", "allOf"])
+def test_ways_that_double_are_searched_once_for_a_property(way: str) -> None:
+    schema = doubled(7, way)
+    schema["$defs"]["a7"] = TEXT
+    assert types_of_property("a", schema, schema) == STRING
+    assert types_of_property("a", doubled(400, way), doubled(400, way)) is None
 
 
 def test_names_that_are_no_types_say_nothing() -> None:

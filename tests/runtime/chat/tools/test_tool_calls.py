@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from radixlm.runtime.chat.tools.arguments import JSON, LOOSE_JSON
+from radixlm.runtime.chat.tools.arguments import JSON, LOOSE_JSON, read_cut
 from radixlm.runtime.chat.tools.known_formats import KNOWN, PLAIN
 from radixlm.runtime.chat.tools.schema_types import type_of
 from radixlm.runtime.chat.tools.tagged_arguments import TaggedArguments
-from radixlm.runtime.chat.tools.tool_calls import ReadReply, ToolCallReader
-from radixlm.runtime.chat.tools.tool_format import ToolFormat
+from radixlm.runtime.chat.tools.tool_calls import ReadReply, ToolCallReader, read_reply
+from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 
 FORMATS = (*KNOWN, PLAIN)
 NAMES = ("now", "nowhere", "get_weather")
@@ -239,3 +240,41 @@ def test_of_an_argument_that_comes_twice_the_first_is_taken() -> None:
         for end in range(len(text)):
             for _, begun in outcome(read(format, [text[:end]], {"now": typed(first)}))[1]:
                 assert begun.count('"a"') <= 1 and begun.count('"b"') <= 1
+
+
+OBJECT = {"type": "object", "properties": {"content": {"type": "string"}, "n": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        OBJECT,
+        {"$ref": "#/$defs/file", "$defs": {"file": OBJECT}},
+        {"type": "object", "allOf": [{"$ref": "#/definitions/file"}], "definitions": {"file": OBJECT}},
+        {"type": "object", "oneOf": [OBJECT, {"properties": {"path": {"type": "string"}}}]},
+    ],
+    ids=["properties", "$ref", "allOf", "oneOf"],
+)
+@pytest.mark.parametrize("value", ['{"a": 1}', "42", "true", "None"])
+def test_a_string_between_tags_stays_one_wherever_a_schema_describes_it(parameters: Any, value: str) -> None:
+    """A file's text became an object or a number, because only the properties of the outermost schema were read."""
+    for format in FORMATS:
+        if isinstance(format.arguments, TaggedArguments):
+            arguments = {"content": value, "n": 7}
+            reply = read_reply(said(format, [("write", arguments)]), format, [Tool("write", parameters)])
+            assert [json.loads(call.arguments) for call in reply.calls] == [arguments]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (r'{"a": "x\ud83d', {"a": "x\ufffd"}),
+        (r'{"\ude00": ["\ud83d", {"b\ud83d": 1}]}', {"\ufffd": ["\ufffd", {"b\ufffd": 1}]}),
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        ('{"a": [1e400, -1e400, 0.5]}', {"a": [sys.float_info.max, -sys.float_info.max, 0.5]}),
+    ],
+)
+def test_what_is_read_of_arguments_can_be_encoded(text: str, read: dict[str, Any]) -> None:
+    """A lone surrogate could not, and ended the reply; a number above all floats became null."""
+    assert read_cut(text) == read
+    json.dumps(read_cut(text), ensure_ascii=False, allow_nan=False).encode()

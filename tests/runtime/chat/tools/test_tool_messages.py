@@ -13,6 +13,7 @@ from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidRequest
 
 from ...compared_id import Id
+from ...tool_templates import CALLS, QWEN, calling
 from ...tool_templates import HARMONY as HARMONY_TEMPLATE
 from ...tool_templates import LLAMA as LLAMA_TEMPLATE
 
@@ -166,3 +167,43 @@ def test_results_of_calls_with_one_id_are_told_in_their_order() -> None:
     told, _ = for_template([*said(*calls), *results], (), LLAMA3)
     shown = [each["tool_calls"][0]["id"] if each.get("tool_calls") else each["content"] for each in told[1:]]
     assert shown == ["a", "1", "b", "4", "a", "2", "3", "0"]
+
+
+CALLED = [{"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+
+
+def result(name: str, content: str = "") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{name}", "content": content or f"of {name}"}
+
+
+@pytest.mark.parametrize("source", [QWEN, calling(CALLS["qwen-coder"])], ids=["qwen2.5", "qwen-coder"])
+def test_results_are_rendered_in_the_order_of_their_calls_where_a_template_writes_no_ids(source: str) -> None:
+    """The model read each as the result of the other call: some clients append results as they complete."""
+    template = ChatTemplate(source)
+    asked, after = said(*CALLED), {"role": "user", "content": "b"}
+    texts = [
+        template.render(for_template([*asked, *results, after], (), format_of(template))[0])
+        for results in ([result("f"), result("g")], [result("g"), result("f")])
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0].index("of f") < texts[0].index("of g")
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "told"),
+    [
+        ("fg", "fg", "01"),
+        ("fg", "gf", "10"),
+        ("fg", "xgf", "210"),
+        ("fgh", "hffg", "1230"),
+        ("fgf", "fgf", "012"),  # which of the two each is for, is not known
+        ("fgf", "gff", "012"),
+        ("", "gf", "01"),
+    ],
+)
+def test_only_results_of_known_calls_change_places(calls: str, results: str, told: str) -> None:
+    called = [{"id": f"call_{name}", "function": {"name": name, "arguments": "{}"}} for name in calls]
+    answers = [result(name, str(number)) for number, name in enumerate(results)]
+    history = [*said(*called), *answers, {"role": "user", "content": "b"}, result("g"), result("f")]
+    shown = [message["content"] for message in for_template(history, (), HERMES)[0]]
+    assert shown == ["a", "", *told, "b", "of g", "of f"]
