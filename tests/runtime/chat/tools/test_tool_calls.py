@@ -98,6 +98,11 @@ def test_what_is_no_call_is_content_as_it_is(format: ToolFormat, data: st.DataOb
     names = "|".join(map(re.escape, NAMES))  # white space before a name loses no call
     if re.search(rf"{re.escape(head)}\s*({names})" if head else f"({names}){re.escape(middle)}", text):
         return
+    # a call before its opening is read as one
+    if format.open and re.search(
+        rf"{re.escape(format.begin)}\s*({names}).*{re.escape(format.trigger)}", text, re.DOTALL
+    ):
+        return
     assert read(format, list(text)).content == text
 
 
