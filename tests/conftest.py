@@ -72,9 +72,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def heed_interrupts() -> None:
-    """A shell starts background jobs deaf to Ctrl-C, and so would be all that the tests start."""
+    """Heed Ctrl-C and the end of the terminal, as all that the tests start does: background jobs of a shell ignore the
+    former, and jobs of nohup the latter.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
