@@ -112,8 +112,7 @@ class Scheduler:
         sequence = request.sequence
         if sequence is None:
             self._waiting[request.request_id].loaded = loaded
-        # a sequence without computed tokens was preempted
-        elif (num_computed := sequence.num_computed) and self._cache.resume(sequence, request.num_reusable):
+        elif (num_computed := sequence.num_computed) and self._cache.resume(sequence):  # else it was preempted
             by_kind = loaded.behind(num_computed).by_kind(match.tokens_by_kind, match.num_tokens)
             request.count_loaded(by_kind, match.why_not_more)
 

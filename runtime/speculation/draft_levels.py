@@ -193,11 +193,7 @@ class DraftSource(ABC):
         logits = self._runs.forward(make_batch(parts, [1] * len(parts)))[:, : self._vocab_size]
         top = self._runs.top_logits(len(parts), self._vocab_size)
         for row, (request, _) in enumerate(active):
-            try:
-                chosen = request.choose(logits[row : row + 1], top.one(row))
-            except Exception:
-                _LOGGER.exception("request %s cannot be drafted", request.name)
-                chosen = None
+            chosen = request.choose(logits[row : row + 1], top.one(row))
             if chosen is not None and logits[row, chosen[0]] > NEVER_DRAFTED / 2:
                 likely = bin_of(chosen[1])
                 request.chances.append(request.chance * self.worth.share_of(likely))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from ..artifact.manifest import PAGE_SIZE
 from ..cache import sequence as cached
 from ..cache.page_pool import PagePool, num_pages_for
-from ..errors import OutOfPages
 from ..model.batch import Batch, Drafting, Float32Array, PageCopy, TopLogits
 from .draft import StepCost
 from .draft_levels import DraftRequest, DraftRows, DraftSource
@@ -90,10 +89,7 @@ class MTPHead(DraftSource):
         num_new = num_pages_for(first + num_tokens) - len(page_ids) + copies
         if num_new > self._pool.num_free:
             return None
-        try:
-            new = self._pool.allocate(num_new)
-        except OutOfPages:  # of room for rows of sliding windows
-            return None
+        new = self._pool.allocate(num_new)
         taken += new
         if copies:
             self._model.copy_rows([PageCopy(page_ids[-1], new[0], first % PAGE_SIZE)])

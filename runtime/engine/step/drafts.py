@@ -191,13 +191,16 @@ def _choose_as(request: Request) -> Choose:
     state = request.reply.sampler.ahead()
 
     def choose(logits: Float32Array, top: TopLogits) -> tuple[int, float] | None:
-        sampled = sample(logits, top, [state])[0]
-        if not isinstance(sampled, SampledToken):
-            return None
         try:
+            sampled = sample(logits, top, [state])[0]
+            if not isinstance(sampled, SampledToken):
+                return None
             state.record(sampled.token_id)
+            return sampled.token_id, state.likelihood(sampled.token_id, top)
         except ConstraintFailed:
             return None
-        return sampled.token_id, state.likelihood(sampled.token_id, top)
+        except Exception:
+            _give_up(request)
+            return None
 
     return choose

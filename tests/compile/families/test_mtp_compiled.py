@@ -140,38 +140,31 @@ def test_a_head_that_drafts_otherwise_is_not_published(tmp_path: Path, monkeypat
     assert not (tmp_path / "out.radixlm").exists()
 
 
-def test_a_head_that_drafts_otherwise_among_frequent_tokens_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draft = ModelRunner.draft
+def _reversed(runner: ModelRunner, drafted: Callable[[], np.ndarray], num_rows: int) -> np.ndarray:
+    return drafted()[:, ::-1]
 
-    def wrong(runner: ModelRunner, batch: Batch, *, is_frequent: bool = False) -> np.ndarray:
-        logits = draft(runner, batch, is_frequent=is_frequent)
-        return logits[:, ::-1] if is_frequent else logits
+
+def _not_written(runner: ModelRunner, drafted: Callable[[], np.ndarray], num_rows: int) -> np.ndarray:
+    return runner._logits[:num_rows, : runner._num_outputs]
+
+
+@pytest.mark.parametrize("wrong", [_reversed, _not_written])
+def test_a_head_that_drafts_otherwise_among_frequent_tokens_is_not_published(
+    wrong: Callable[..., np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = ModelRunner._forward
+
+    def drafts_wrongly(runner: ModelRunner, name: str, batch: Batch, *more: Any) -> np.ndarray:
+        if name == "draft_frequent":
+            return wrong(runner, lambda: forward(runner, name, batch), batch.shape[3])
+        return forward(runner, name, batch, *more)
 
     monkeypatch.setattr("radixlm.compile.module._NUM_FREQUENT", NUM_FREQUENT)
-    monkeypatch.setattr(ModelRunner, "draft", wrong)
+    monkeypatch.setattr(ModelRunner, "_forward", drafts_wrongly)
     source = MTP_FAMILIES["qwen3_5-mtp"].write(tmp_path / "source")
     with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
         compile_model(source, tmp_path / "out.radixlm", quantize="f32", kv_dtype="f16", context_length=512)
     assert not (tmp_path / "out.radixlm").exists()
-
-
-def test_a_draft_among_frequent_tokens_that_writes_nothing_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = ModelRunner._forward
-
-    def idle(runner: ModelRunner, name: str, batch: Batch, *more: Any) -> np.ndarray:
-        if name == "draft_frequent":
-            return runner._logits[: batch.shape[3], : runner._num_outputs]
-        return forward(runner, name, batch, *more)
-
-    monkeypatch.setattr("radixlm.compile.module._NUM_FREQUENT", NUM_FREQUENT)
-    monkeypatch.setattr(ModelRunner, "_forward", idle)
-    source = MTP_FAMILIES["qwen3_5-mtp"].write(tmp_path / "source")
-    with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
-        compile_model(source, tmp_path / "out.radixlm", quantize="f32", kv_dtype="f16", context_length=512)
 
 
 def test_the_reference_rounds_what_the_kernels_of_a_head_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.page_pool import PagePool
-from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.kv_log.log import KVLog
@@ -205,46 +204,25 @@ def test_drafts_among_all_tokens_that_do_not_pay_leave_those_that_do() -> None:
     assert served.tokens("frequent") == alone([1, 2, 3] * 16, params)
 
 
-def test_a_request_that_cannot_choose_ends_no_draft_of_others(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", ["_ask", "sample"])
+def test_a_request_that_cannot_be_drafted_is_served_without_and_harms_no_other(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    draft_tokens = MTPHead._draft_tokens
+    works, params = getattr(drafts, name), replace(GREEDY, seed=7)
 
-    def broken(logits: Float32Array, top: TopLogits) -> tuple[int, float] | None:
-        raise ZeroDivisionError
-
-    def breaking(head: MTPHead, requests: Sequence[DraftRequest], *rest: Any) -> None:
-        for request in requests:
-            request.choose = broken if request.name == "b" else request.choose
-        draft_tokens(head, requests, *rest)
-
-    monkeypatch.setattr(MTPHead, "_draft_tokens", breaking)
-    served = Headed(40, 1.0)
-    served.add("a", [1, 2, 3] * 4, GREEDY)
-    served.add("b", [3, 2, 1] * 4, GREEDY)
-    served.run()
-    assert [served.tokens("a"), served.tokens("b")] == [alone([1, 2, 3] * 4, GREEDY), alone([3, 2, 1] * 4, GREEDY)]
-    assert "request b cannot be drafted" in caplog.text and "not used any more" not in caplog.text
-    assert served.core.counters.num_accepted_tokens > 10
-
-
-def test_a_request_whose_sampler_cannot_be_copied_is_served_without_drafts(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ask = drafts._ask
-
-    def broken(request: Request, most: int) -> DraftRequest:
-        if request.request_id == "b":
+    def broken(*arguments: Any) -> Any:
+        whose = arguments[0].spec.params if name == "_ask" else arguments[2][0].params
+        if whose.seed == 7:
             raise ZeroDivisionError
-        return ask(request, most)
+        return works(*arguments)
 
-    monkeypatch.setattr(drafts, "_ask", broken)
+    monkeypatch.setattr(drafts, name, broken)
     served = Headed(40, 1.0)
     served.add("a", [1, 2, 3] * 4, GREEDY)
-    served.add("b", [3, 2, 1] * 4, GREEDY)
+    served.add("b", [3, 2, 1] * 4, params)
     served.run()
-    assert [served.tokens("a"), served.tokens("b")] == [alone([1, 2, 3] * 4, GREEDY), alone([3, 2, 1] * 4, GREEDY)]
-    assert caplog.text.count("drafting for request b failed") == 1
+    assert [served.tokens("a"), served.tokens("b")] == [alone([1, 2, 3] * 4, GREEDY), alone([3, 2, 1] * 4, params)]
+    assert caplog.text.count("drafting for request b failed") == 1 and "not used any more" not in caplog.text
     assert served.core.counters.num_accepted_tokens > 10
 
 

@@ -99,8 +99,10 @@ def test_what_is_no_call_is_content_as_it_is(format: ToolFormat, data: st.DataOb
     if re.search(rf"{re.escape(head)}\s*({names})" if head else f"({names}){re.escape(middle)}", text):
         return
     # a call before its opening is read as one
-    if format.open and re.search(
-        rf"{re.escape(format.begin)}\s*({names}).*{re.escape(format.trigger)}", text, re.DOTALL
+    if (
+        format.open
+        and format.begin
+        and re.search(rf"{re.escape(format.begin)}\s*({names}).*{re.escape(format.trigger)}", text, re.DOTALL)
     ):
         return
     assert read(format, list(text)).content == text
